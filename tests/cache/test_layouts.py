@@ -60,7 +60,7 @@ def test_it_holds_what_was_used_last_within_both_bounds(taken: list[tuple[str, i
             cache.clear()
             slow.held.clear()
         assert len(cache) == len(slow.held) <= MAX_ENTRIES
-        assert cache.tokens == sum(slow.held) <= MAX_TOKENS
+        assert cache.weight == sum(slow.held) <= MAX_TOKENS
         assert all(digest_of(held) in cache for held in slow.held)
 
 
@@ -68,4 +68,4 @@ def test_one_without_room_holds_nothing() -> None:
     cache = LayoutCache[Digest](max_entries=0)
     cache.put(digest_of(1), layout_of(1))
     assert cache.get(digest_of(1)) is None
-    assert repr(cache) == "LayoutCache(0 layouts, 0 tokens)"
+    assert repr(cache) == "LruMap(0 entries, 0 of 16,777,216)"

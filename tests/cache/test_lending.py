@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from semel.cache import Borrower, Lease, Lender, SharedCache, borrowed_feature, heads_of
+from semel.cache import Borrower, Lease, Lender, SharedCache, borrowed_feature, tensor_heads
 from semel.cache.shared.channel import encode_hello
 from semel.errors import ConfigError, ProtocolError
 from tests.cache.examples import assert_equal, digest_of, feature_of
@@ -49,7 +49,7 @@ async def there_and_back(path: Path) -> None:
     async with Borrower(path) as borrowers:
         lender = await Lender.connect(path, cache)
         leases = [lend(lender, cache, number, 500, 30) for number in range(5)]
-        heads, layout = heads_of(feature_of(0, 500, 30)), feature_of(0, 500, 30).layout
+        heads, layout = tensor_heads(feature_of(0, 500, 30)), feature_of(0, 500, 30).layout
         feature = borrowed_feature(borrowers.borrow(leases[0]), "image", heads, layout)
         assert_equal(feature, 0, (500, 30))
         views = [borrowers.borrow(lease) for lease in leases[1:]]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from semel.cache import Lease, Reservation, SharedCache, Window, heads_of, tensor_offsets
+from semel.cache import Lease, Reservation, SharedCache, Window, tensor_heads, tensor_offsets
 from semel.core import Feature, Layout
 from semel.errors import ConfigError, ProtocolError
 from semel.processing import to_torch
@@ -215,18 +215,18 @@ def test_what_another_process_wrote_is_held_without_a_copy_D4(cache: SharedCache
     view = Window.attach(cache.fileno(), writable=True).view(reservation.offset, total)
     for offset, tensor in zip(offsets, feature.tensors.values(), strict=True):
         view[offset : offset + tensor.nbytes] = tensor.data
-    held = cache.commit(digest_of(3), reservation, "image", heads_of(feature), feature.layout)
+    held = cache.commit(digest_of(3), reservation, "image", tensor_heads(feature), feature.layout)
     assert_equal(held, 3, (100, 50))
     assert cache.get(digest_of(3)) is held
     with pytest.raises(ValueError, match="committed"):
-        cache.commit(digest_of(4), reservation, "image", heads_of(feature), feature.layout)
+        cache.commit(digest_of(4), reservation, "image", tensor_heads(feature), feature.layout)
 
 
 def test_the_first_commit_under_a_digest_stays_and_the_second_is_freed_D4(cache: SharedCache) -> None:
     first = cache.put(digest_of(1), feature_of(1, 100))
     reservation = cache.reserve(100)
     assert reservation is not None
-    assert cache.commit(digest_of(1), reservation, "image", heads_of(first), first.layout) is first
+    assert cache.commit(digest_of(1), reservation, "image", tensor_heads(first), first.layout) is first
     assert cache.occupied == cache.nbytes == 128
 
 
@@ -284,7 +284,7 @@ def test_a_range_is_its_tenant_s_from_the_reservation_until_its_last_buffer_is_g
     assert cache.nbytes_of("A") == ITEM
     feature = feature_of(1, ITEM)
     reservation.view()[:] = feature.tensors["field0"].data
-    out: Feature | None = cache.commit(digest_of(1), reservation, "image", heads_of(feature), feature.layout)
+    out: Feature | None = cache.commit(digest_of(1), reservation, "image", tensor_heads(feature), feature.layout)
     lease = cache.lease(digest_of(1))
     assert lease is not None
     cache.discard(digest_of(1))
@@ -410,7 +410,7 @@ class UseMachine(RuleBasedStateMachine):
             return
         reservation, feature = self.reservations.pop(pick % len(self.reservations)), feature_of(number, 64)
         reservation.view()[:64] = feature.tensors["field0"].data
-        self.cache.commit(digest_of(number), reservation, "image", heads_of(feature), feature.layout)
+        self.cache.commit(digest_of(number), reservation, "image", tensor_heads(feature), feature.layout)
 
     @rule(number=NUMBERS)
     def discard(self, number: int) -> None:

@@ -79,22 +79,22 @@ class Machine(RuleBasedStateMachine):
         changes, opened, until = self.model.replay()
         is_trial_out = self.trial is not None and self.trial.is_ok is None
         is_allowed = not opened or (self.now >= until and not is_trial_out)
-        ticket = self.breaker.begin(self.now)
-        assert (ticket is not None) == is_allowed
+        permit = self.breaker.begin(self.now)
+        assert (permit is not None) == is_allowed
         assert self.breaker.is_closed == (not opened)
-        if ticket is not None:
+        if permit is not None:
             call = Call(changes + opened)
-            self.calls.append((ticket, call))
+            self.calls.append((permit, call))
             self.trial = call if opened else None
 
     @rule(number=st.integers(0, 9), is_ok=st.booleans())
     def end(self, number: int, is_ok: bool) -> None:
         if not self.calls:
             return
-        ticket, call = self.calls.pop(number % len(self.calls))
+        permit, call = self.calls.pop(number % len(self.calls))
         call.is_ok = is_ok
         self.model.results.append((call, is_ok, self.now))
-        self.breaker.end(ticket, self.now, is_ok=is_ok)
+        self.breaker.end(permit, self.now, is_ok=is_ok)
 
 
 def test_a_breaker_does_what_the_model_says() -> None:
@@ -102,10 +102,10 @@ def test_a_breaker_does_what_the_model_says() -> None:
 
 
 class _OpensLate(Breaker):
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
-        if not is_ok and self.is_closed and self._failures == 2 and ticket == self._epoch:
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        if not is_ok and self.is_closed and self._failures == 2 and permit == self._epoch:
             self._failures = 1
-        super().end(ticket, now, is_ok=is_ok)
+        super().end(permit, now, is_ok=is_ok)
 
 
 class _ManyTrials(Breaker):
@@ -116,35 +116,35 @@ class _ManyTrials(Breaker):
 
 
 class _BelievesStragglers(Breaker):
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
-        super().end(max(ticket, self._epoch), now, is_ok=is_ok)
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        super().end(max(permit, self._epoch), now, is_ok=is_ok)
 
 
 class _WaitsTheSame(Breaker):
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
-        super().end(ticket, now, is_ok=is_ok)
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        super().end(permit, now, is_ok=is_ok)
         if not self.is_closed:
             self._opened_until = min(self._opened_until, now + 1)
 
 
 class _NeverForgives(Breaker):
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
         failures = self._failures
-        super().end(ticket, now, is_ok=is_ok)
-        if is_ok and self.is_closed and ticket == self._epoch:
+        super().end(permit, now, is_ok=is_ok)
+        if is_ok and self.is_closed and permit == self._epoch:
             self._failures = failures
 
 
 class _ForgetsAtOnce(Breaker):
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
-        super().end(ticket, now, is_ok=is_ok)
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        super().end(permit, now, is_ok=is_ok)
         if self.is_closed:
             self._backoff_s = 0.0
 
 
 class _NeverForgets(Breaker):
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
-        super().end(ticket, now, is_ok=is_ok)
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        super().end(permit, now, is_ok=is_ok)
         self._successes = 0
 
 
@@ -181,9 +181,9 @@ def test_a_store_that_stays_away_is_asked_after_1_2_4_up_to_60_s() -> None:
     breaker, now = Breaker(), 0.0
     asked: list[float] = []
     while len(asked) < 12:
-        if (ticket := breaker.begin(now)) is not None:
+        if (permit := breaker.begin(now)) is not None:
             asked.append(now)
-            breaker.end(ticket, now, is_ok=False)
+            breaker.end(permit, now, is_ok=False)
         else:
             now += 1
     waits = [after - before for before, after in pairwise(asked)]

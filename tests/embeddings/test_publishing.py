@@ -176,7 +176,7 @@ class _AtAnySpeed(Publishing):
         return super().take(now)
 
 
-class _NotOnTheShelf(Publishing):
+class _NotInTheHostCache(Publishing):
     def gone(self, digest: Digest) -> None:
         """Nothing is ever gone."""
 
@@ -220,7 +220,7 @@ SCRIPTS: dict[type[Publishing], Script] = {
     _ShownOnce: (("saved", ONE, 10), ("show", ONE), ("take", 0.0)),
     _TwiceAtOnce: (*WANTED, ("take", 0.0), ("show", ONE), ("take", 10.0)),
     _AtAnySpeed: (*WANTED, ("saved", TWO, 10), ("show", TWO), ("show", TWO), ("take", 0.0), ("take", 1.0)),
-    _NotOnTheShelf: (*WANTED, ("gone", ONE), ("take", 0.0)),
+    _NotInTheHostCache: (*WANTED, ("gone", ONE), ("take", 0.0)),
     _Unbounded: (*WANTED, *(("show", digest_of(number)) for number in range(2, 5)), ("take", 0.0)),
     _OldWeights: (*WANTED, ("forget_all", 0), ("take", 0.0)),
     _OnceInALife: (*WANTED, *PUBLISHED, ("take", 10.0), ("show", ONE), ("take", 0.0)),

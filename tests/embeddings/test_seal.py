@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from semel.core import Digest, Key
 from semel.core.embedding import Form
 from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, probe_key, probe_name, seal_key
-from semel.embeddings.seal import CHUNK_BYTES, MANIFEST_BYTES, Header, Manifest, Seal, chunks_of, nbytes_of
+from semel.embeddings.seal import CHUNK_BYTES, MANIFEST_BYTES, Header, Manifest, Seal, output_nbytes, split_chunks
 from tests.embeddings.stores import IDENTITY, KEY, content, digest_of, pieces
 
 FORM: Form = (7, 16, "torch.bfloat16")
@@ -135,7 +135,7 @@ def test_chunks_are_the_bytes_whatever_buffers_they_lie_in(sizes: list[int], dat
     buffers = [memoryview(bytes([index]) * (size * unit)) for index, size in enumerate(sizes)]
     whole = b"".join(buffers)
     nbytes = data.draw(st.integers(0, len(whole)))
-    chunks = [b"".join(chunk) for chunk in chunks_of(buffers, nbytes)]
+    chunks = [b"".join(chunk) for chunk in split_chunks(buffers, nbytes)]
     assert b"".join(chunks) == whole[:nbytes]
     assert all(len(chunk) == CHUNK_BYTES for chunk in chunks[:-1])
     assert all(0 < len(chunk) <= CHUNK_BYTES for chunk in chunks)
@@ -143,13 +143,13 @@ def test_chunks_are_the_bytes_whatever_buffers_they_lie_in(sizes: list[int], dat
 
 def test_too_small_buffers_are_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="less than 11 bytes"):
-        list(chunks_of([memoryview(bytes(10))], 11))
+        list(split_chunks([memoryview(bytes(10))], 11))
     with pytest.raises(ValueError, match="none that can be stored"):
         Header.new((1, 1, "torch.int8"))
 
 
 def test_sizes_are_computed_from_the_form() -> None:
-    assert nbytes_of((1_369, 3_584, "torch.bfloat16")) == 9_812_992
+    assert output_nbytes((1_369, 3_584, "torch.bfloat16")) == 9_812_992
     assert Header.new((1_369, 3_584, "torch.bfloat16")).chunk_count == 10
     assert Header.new((256, 1_024, "torch.float32")).chunk_count == 1
-    assert nbytes_of((0xFFFF_FFFF, 0xFFFF_FFFF, "torch.float64")) is None
+    assert output_nbytes((0xFFFF_FFFF, 0xFFFF_FFFF, "torch.float64")) is None

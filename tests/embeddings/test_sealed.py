@@ -117,7 +117,7 @@ def test_of_two_workers_that_start_at_once_the_quicker_ones_probe_is_the_fleets(
 def put_first(store: SealedStore, probe: bytes) -> bytes:
     """A mutant: what a worker does that writes before it reads."""
     name = probe_name(KEY, IDENTITY)
-    with store._nodes.of(name).attempt() as blobs:
+    with store._nodes.choose(name).attempt() as blobs:
         return probe if blobs.put_new(probe_key(name), probe, None, soon()) else b""
 
 

@@ -42,7 +42,7 @@ class SlowResidency:
     def reclaimable(self) -> int:
         return sum(size for key, size in self.sizes.items() if not self.referrers(key))
 
-    def inputs_of(self, request: str) -> set[int]:
+    def held_inputs(self, request: str) -> set[int]:
         return {index for (owner, index), _ in self.references if owner == request}
 
     def hold(self, request: str, index: int, key: Key, *, hit: bool = True) -> None:

@@ -101,7 +101,7 @@ def check_releasing_is_linear() -> None:
             operations(partial(all_.release_all, "r"), at_most=most * items) / items,
             operations(partial(all_.release_all, "s"), at_most=most * items) / items,
         ]
-        assert not all_.inputs_of("r") and all_.reclaimable == items
+        assert not all_.held_inputs("r") and all_.reclaimable == items
         most = 1.2 * max(each)
     fastest = [min(released_each_ns(items) for _ in range(5)) for items in (128, 2_048)]
     assert fastest[1] < 3 * fastest[0], fastest

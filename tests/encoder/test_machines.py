@@ -94,7 +94,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         fast, slow = self.fast, self.slow
         assert (fast.free, fast.reclaimable) == (slow.free, slow.reclaimable)
         assert 0 <= fast.free <= fast.capacity
-        assert {request: set(fast.inputs_of(request)) for request in "abc"} == {r: slow.inputs_of(r) for r in "abc"}
+        assert {request: set(fast.held_inputs(request)) for request in "abc"} == {r: slow.held_inputs(r) for r in "abc"}
         counts = (fast.counts.queries, fast.counts.hits, fast.counts.evictions)
         assert counts == (slow.queries, slow.hits, slow.evictions)
 
@@ -263,7 +263,7 @@ class EngineMachine(RuleBasedStateMachine):
         running.computed += tokens
         request = running.request
         passed = running.computed - self.planner.shift
-        for index in list(self.fast.inputs_of(request.id)):
+        for index in list(self.fast.held_inputs(request.id)):
             if request.timeline.is_encoder or request.timeline[index].end <= passed:
                 self.fast.release(request.id, index)
                 if self.slow:

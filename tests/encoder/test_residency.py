@@ -19,7 +19,7 @@ def test_b1_an_entry_is_shared_by_all_requests_that_show_its_item() -> None:
     encoded(residency, "a", "cat")
     residency.hold("b", 0, "cat")
     assert residency.free == 6
-    assert residency.inputs_of("a") == residency.inputs_of("b") == {0}
+    assert residency.held_inputs("a") == residency.held_inputs("b") == {0}
 
 
 def test_b2_an_entry_without_referrers_stays_and_is_found_again() -> None:
@@ -64,7 +64,7 @@ def test_b4_releasing_what_is_not_held_changes_nothing() -> None:
     residency.reset()
     residency.release("a", 0)
     residency.release("nobody", 3)
-    assert residency.inputs_of("a") == set()
+    assert residency.held_inputs("a") == set()
     assert residency.free == 10
 
 
@@ -143,7 +143,7 @@ def test_b7_a_request_that_was_not_scheduled_takes_nothing_over() -> None:
     residency.hold("c", 0, "cat")
     residency.release_all("a")
     assert residency.settle(scheduled={"c"}).taken_over == (("c", 0),)
-    assert residency.inputs_of("b") == set()
+    assert residency.held_inputs("b") == set()
 
 
 def test_b7_after_the_pass_an_encode_cannot_be_cancelled() -> None:
@@ -165,7 +165,7 @@ def test_a_discarded_entry_is_gone_for_all_and_its_tensor_goes_even_if_it_is_all
     residency.discard("wrong")
     assert residency.size("wrong") is None
     assert (residency.free, residency.reclaimable) == (4, 0)
-    assert (*residency.inputs_of("r"), *residency.inputs_of("s")) == (1,)
+    assert (*residency.held_inputs("r"), *residency.held_inputs("s")) == (1,)
     residency.allocate("t", 0, "wrong", 4)
     assert residency.settle().evicted == ("wrong",), "where an eviction that is taken back (B6) would not be told"
     residency.release_all("t")

@@ -1,9 +1,9 @@
 """Steps that save and load, and ranks whose reports come late, twice or never.
 
-`World` plays a scheduler and up to four ranks around `Transfers` and `Shelf`. Its memory is a list of what was written
-into each block. Whatever a rank loads must be the whole output of that key, encoded since the last reset; and nobody
-writes a block that someone has yet to read. hypothesis drives it, and so does chance, which is faster. Broken shelves
-and transfers are driven in the same way, and found.
+`World` plays a scheduler and up to four ranks around `Transfers` and `HostCache`. Its memory is a list of what was
+written into each block. Whatever a rank loads must be the whole output of that key, encoded since the last reset; and
+nobody writes a block that someone has yet to read. hypothesis drives it, and so does chance, which is faster. Broken
+host caches and transfers are driven in the same way, and found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from semel.encoder import Key, Load, Report, Save, Saved, Shelf, Slot, Step, Transfers
+from semel.encoder import HostCache, Key, Load, Report, Save, Saved, Slot, Step, Transfers
 from semel.encoder.extents import Extent
 from tests.effort import examples
 
@@ -78,12 +78,12 @@ class World:
         ranks: int,
         *,
         is_async: bool,
-        shelf_class: type[Shelf] = Shelf,
+        host_cache_class: type[HostCache] = HostCache,
         transfers_class: type[Transfers] = Transfers,
     ) -> None:
         self.is_async = is_async
-        self.shelf = shelf_class(blocks)
-        self.transfers = transfers_class(self.shelf, ranks=ranks, patience=PATIENCE if is_async else None)
+        self.host_cache = host_cache_class(blocks)
+        self.transfers = transfers_class(self.host_cache, ranks=ranks, patience=PATIENCE if is_async else None)
         self.memory: list[Content | None] = [None] * blocks
         self.ranks = [Rank(number) for number in range(ranks)]
         self.mail: list[Report] = []
@@ -96,7 +96,7 @@ class World:
         scheduled = set()
         for index, (key, is_preempted) in enumerate(wanted.items()):
             request = f"r{index}"
-            is_load = self.shelf.filled(key) is not None
+            is_load = self.host_cache.filled(key) is not None
             self.transfers.allocate(request, index, key, size_of(key), size_of(key))
             if is_preempted:
                 continue
@@ -171,17 +171,17 @@ class World:
 
     def change_weights(self) -> None:
         self.era += 1
-        self.shelf.forget_all()
+        self.host_cache.forget_all()
 
     def reject(self, key: int) -> None:
-        self.shelf.forget(key)
-        assert self.shelf.filled(key) is None
+        self.host_cache.forget(key)
+        assert self.host_cache.filled(key) is None
 
     def check(self) -> None:
         steps["transfers"] += 1
-        shelf = self.shelf
-        assert 0 <= shelf.reserved <= shelf.blocks - shelf.free
-        assert 0 <= shelf.pinned <= shelf.blocks - shelf.free - shelf.reserved
+        host_cache = self.host_cache
+        assert 0 <= host_cache.reserved <= host_cache.blocks - host_cache.free
+        assert 0 <= host_cache.pinned <= host_cache.blocks - host_cache.free - host_cache.reserved
 
     def finish(self) -> None:
         """When every report of a last step has come, nothing is in anybody's hands."""
@@ -194,7 +194,7 @@ class World:
             self.transfers.take(report)
         for rank in self.ranks:
             self.transfers.take(Report(rank.number, closed=1_000_000))
-        assert (self.shelf.reserved, self.shelf.pinned) == (0, 0)
+        assert (self.host_cache.reserved, self.host_cache.pinned) == (0, 0)
 
 
 class CopyMachine(RuleBasedStateMachine):
@@ -301,21 +301,21 @@ def test_in_many_steps_by_chance_nothing_wrong_is_loaded_and_much_is_loaded() ->
     assert sum(one.loads for one in counts) > 3 * len(worlds)
     assert sum(one.saves for one in counts) > len(worlds)
     assert sum(one.lost for one in counts) > 10
-    assert sum(world.shelf.counts.evictions for world in worlds) > 10
+    assert sum(world.host_cache.counts.evictions for world in worlds) > 10
 
 
-class FoundTooEarly(Shelf):
+class FoundTooEarly(HostCache):
     def filled(self, key: Key) -> Slot | None:
         return self._slots.get(key)
 
 
-class NeverPinned(Shelf):
+class NeverPinned(HostCache):
     def pin(self, slot: Slot) -> None: ...
 
     def unpin(self, slot: Slot) -> None: ...
 
 
-class FreeAtOnce(Shelf):
+class FreeAtOnce(HostCache):
     """What is forgotten is free, even if copies use it."""
 
     def forget(self, key: Key) -> None:
@@ -328,7 +328,7 @@ class FreeAtOnce(Shelf):
             super().forget(key)
 
 
-class Remembering(Shelf):
+class Remembering(HostCache):
     """What was on its way at a reset is found afterwards."""
 
     def fill(self, slot: Slot, form: Hashable = None) -> None:
@@ -373,39 +373,39 @@ class RoomFirst(Transfers):
         order = sorted(self._allocated.items(), key=lambda one: one[0][0] not in encodes)  # type: ignore[operator]
         for (request, index), (key, rows, blocks) in order:
             if index in encodes.get(request, ()):  # type: ignore[attr-defined]
-                slot = self.shelf.reserve(key, rows, blocks)
+                slot = self.host_cache.reserve(key, rows, blocks)
                 if slot is not None:
-                    self.shelf.cancel(slot)
+                    self.host_cache.cancel(slot)
         return super().plan(encodes, scheduled)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "broken", [FoundTooEarly, NeverPinned, FreeAtOnce, Remembering, AnyRank, ByKey, Impatient, RoomFirst]
 )
-def test_mutant_broken_shelves_and_transfers_are_found(broken: type) -> None:
-    name = "shelf_class" if issubclass(broken, Shelf) else "transfers_class"
+def test_mutant_broken_host_caches_and_transfers_are_found(broken: type) -> None:
+    name = "host_cache_class" if issubclass(broken, HostCache) else "transfers_class"
     with pytest.raises((AssertionError, ValueError)):
         for _ in storms(400, **{name: broken}):
             pass
 
 
 def test_a_request_that_was_preempted_in_the_step_neither_loads_nor_saves() -> None:
-    shelf = Shelf(8)
-    transfers = Transfers(shelf)
+    host_cache = HostCache(8)
+    transfers = Transfers(host_cache)
     transfers.allocate("a", 0, "x", 2, 2)
     assert transfers.plan({}, {"b"}) == Step()
-    assert shelf.free == 8
+    assert host_cache.free == 8
 
 
 def test_a_step_that_was_closed_without_an_output_lets_its_slot_go() -> None:
     """The encoder failed on it, or its output did not fit."""
-    shelf = Shelf(8)
-    transfers = Transfers(shelf)
+    host_cache = HostCache(8)
+    transfers = Transfers(host_cache)
     for index, key in enumerate("xy"):
         transfers.allocate("a", index, key, 2, 2)
     step = transfers.plan({"a": [0, 1]}, {"a"})
     transfers.take(Report(0, step.number, (Saved(step.saves["y"].transfer, (2, 8)),)))
-    assert shelf.filled("x") is None
-    assert shelf.filled("y") is not None
-    assert (shelf.free, shelf.reserved) == (6, 0)
+    assert host_cache.filled("x") is None
+    assert host_cache.filled("y") is not None
+    assert (host_cache.free, host_cache.reserved) == (6, 0)
     assert (transfers.counts.saves, transfers.counts.lost) == (1, 1)

@@ -36,7 +36,7 @@ class Bench:
         self.processor = create_processor(folder)
         self.config = read_config(folder)
         self.family = family or family_of(self.config)
-        self.assembler = Assembler.of(self.processor, self.family, self.config)
+        self.assembler = Assembler.from_processor(self.processor, self.family, self.config)
 
     @property
     def texts(self) -> Mapping[Modality, str | None]:

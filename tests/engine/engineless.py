@@ -28,7 +28,7 @@ def model_of(family: str, folder: Path) -> tuple[VllmModel, Any]:
     arguments.mm_processor_cache_gb = 0
     config = arguments.create_engine_config()
     renderer = renderer_from_config(config)
-    return VllmModel.of(SimpleNamespace(model_config=config.model_config, renderer=renderer)), renderer
+    return VllmModel.from_llm(SimpleNamespace(model_config=config.model_config, renderer=renderer)), renderer
 
 
 @dataclass(frozen=True)

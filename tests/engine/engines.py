@@ -20,7 +20,7 @@ from semel.engine.vllm.engine import VllmEngine
 from semel.engine.vllm.plugins.encoder_metrics import EncoderPage, EncoderTotals
 from semel.engine.vllm.tier.config import TierConfig
 from semel.engine.vllm.tier.page import TierPage
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.processing.processor import ProcessorKind
 from tests.engine.parity import Rig
 
@@ -66,13 +66,13 @@ class ShippedRig(Rig):
 
 @asynccontextmanager
 async def running_as_worker(start: Start, folder: Path) -> AsyncIterator[ShippedRig]:
-    """The engine of `semel worker`: its flags, its encoder cache, its scheduler and its shipping."""
+    """The engine of `semel worker`: its flags, its encoder cache, its scheduler and its lazy transfer."""
     page, region = EncoderPage.create(), create_file("semel-tier")
     arguments = parse_engine_flags(
         str(folder),
         [*start.common, *start.flags],
         encoder_planning=start.encoder_planning,
-        embedding_tier=start.tier(path_of(region)),
+        embedding_tier=start.tier(descriptor_path(region)),
         metrics=page.path,
     )
     engine = VllmEngine.start(arguments, processor=start.processor)

@@ -125,8 +125,8 @@ def _unseen(one: Configuration, bare: Side, semel: Side, result: MatrixResult) -
         "hardly a request was aborted": semel.aborted > 1,
         "nothing was loaded from the host's memory": semel.loads > 0 or not one.tier_bytes,
         "nobody was preempted": semel.preemptions > 0 or not one.preempts,
-        "nothing was left out, and shipping should be on": semel.left_out_bytes > 0 or not one.ships,
-        "something was left out, and shipping should be off": semel.left_out_bytes == 0 or one.ships,
+        "nothing was left out, and lazy transfer should be on": semel.left_out_bytes > 0 or not one.ships,
+        "something was left out, and lazy transfer should be off": semel.left_out_bytes == 0 or one.ships,
         "a feature that lies was not ended alone": lied == ({"ended alone"} if one.has_lies else set()),
         **{f"a planted fault was not found: {name}": is_caught for name, is_caught in result.caught.items()},
     }

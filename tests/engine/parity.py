@@ -16,7 +16,7 @@ from PIL import Image
 
 from semel.compose import compose_pipeline
 from semel.core import Digest, Key, Media, Output, Submission
-from semel.engine.vllm.compat.internals import RECEIVING_WORKER
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_WORKER
 from semel.engine.vllm.engine import VllmEngine
 from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Pipeline, Rendered
@@ -120,7 +120,7 @@ async def running(folder: Path, **engine_args: Any) -> AsyncIterator[Rig]:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     common = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True}
-    arguments = {**common, "worker_cls": RECEIVING_WORKER, **engine_args}
+    arguments = {**common, "worker_cls": LAZY_TRANSFER_WORKER, **engine_args}
     engine = VllmEngine.start(AsyncEngineArgs(model=str(folder), **arguments))
     try:
         yield Rig(engine, compose_pipeline(folder, engine.contract.target, Key(bytes(32))), folder)

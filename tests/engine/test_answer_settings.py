@@ -15,7 +15,7 @@ import pytest
 
 from semel.core import AnswerSettings, Rendering
 from semel.engine.vllm.arguments import create_config, parse_engine_flags, take_parser_flags
-from semel.engine.vllm.requests.answer_settings import _SAMPLE_BYTES, _SAMPLES, answer_settings, hash_weights
+from semel.engine.vllm.contract import _SAMPLE_BYTES, _SAMPLES, answer_settings, hash_weights
 from semel.render.chat.template import hash_templates
 
 NBYTES = 1 << 20

@@ -181,7 +181,7 @@ def test_numbered_placeholders_are_each_replaced_once(bench: Callable[[str], Ben
     drawn = qwen.draw(np.random.default_rng(3), ["image", "image"])
     layouts = [("image", qwen.layout(modality, medium)) for modality, medium in drawn.media]
     with with_class(qwen.processor, Phi):
-        assembler = Assembler.of(qwen.processor, qwen.family, qwen.config)
+        assembler = Assembler.from_processor(qwen.processor, qwen.family, qwen.config)
         rule = assembler.rules["image"]
         assert (rule.kind, rule.text, rule.is_numbered) == ("apply", "<|image_", False)
         assembly = assembler.assemble([5, *first, 6, *second, 7], layouts)  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def test_audio_inside_a_video_is_refused_at_start(bench: Callable[[str], Bench])
     config.mm_processor_kwargs = {"use_audio_in_video": True}
     try:
         with pytest.raises(ConfigError, match="use_audio_in_video"):
-            Assembler.of(qwen.processor, qwen.family, qwen.config)
+            Assembler.from_processor(qwen.processor, qwen.family, qwen.config)
     finally:
         config.mm_processor_kwargs = before
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semel.core import Arrival, Form
+from semel.core import Form, PrefetchedOutput
 from semel.engine.vllm.plugins.lazy_transfer import _light
 from semel.engine.vllm.tier import config as tier_config
 from semel.engine.vllm.tier.host import HostTier
@@ -44,7 +44,7 @@ class Spike:
     content: bytes
     answer: Answer
 
-    def arrival(self) -> Arrival:
+    def prefetched(self) -> PrefetchedOutput:
         """The encoder's output, as if it had been fetched from the fleet's store."""
         (item,) = self.rendered.prompt.items
         staged = self.tier.stage(item.digest, self.form)
@@ -53,11 +53,11 @@ class Spike:
         for buffer in staged.buffers:
             buffer[:] = left[: len(buffer)]
             left = left[len(buffer) :]
-        return staged.arrival
+        return staged.prefetched
 
-    async def ask(self, *arrivals: Arrival, name: str = "ours") -> Answer:
+    async def ask(self, *prefetched_outputs: PrefetchedOutput, name: str = "ours") -> Answer:
         """The answer to a request with a card in the place of its picture."""
-        request = replace(submission(self.rendered), request_id=name, arrivals=arrivals)
+        request = replace(submission(self.rendered), request_id=name, prefetched_outputs=prefetched_outputs)
         with cards(self.rig.llm) as sent:
             stream = await self.rig.engine.submit(request)
         assert sent, "the picture was referred to"
@@ -100,18 +100,18 @@ async def spike(tiny: Models, monkeypatch: pytest.MonkeyPatch, connector: str) -
         question: Chat = [{"role": "user", "content": [image_part(image), {"type": "text", "text": "what is it ?"}]}]
         rendered = await rig.render(question)
         answer = await rig.answer(rendered)
-        shelved = tier.shelved(rendered.prompt.items[0].digest)
-        assert shelved is not None
-        content = b"".join(shelved.buffers)
+        cached_output = tier.cached_output(rendered.prompt.items[0].digest)
+        assert cached_output is not None
+        content = b"".join(cached_output.buffers)
         await rig.engine.reset()
-        yield Spike(rig, tier, rendered, shelved.form, content, answer)
+        yield Spike(rig, tier, rendered, cached_output.form, content, answer)
 
 
 async def test_an_item_without_its_pixels_is_answered_from_its_output(
     tiny: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with spike(tiny, monkeypatch, "CardTier") as engine:
-        assert await engine.ask(engine.arrival()) == engine.answer
+        assert await engine.ask(engine.prefetched()) == engine.answer
         await engine.rig.engine.reset()
         with pytest.raises(EngineFailed):  # the request came with its feature: a frontend sends it again
             await engine.ask(name=LOST)

@@ -1,4 +1,4 @@
-"""semel's encoder plug-ins and shipping inside a running vLLM: the same answers, no faults, exact counts.
+"""semel's encoder plug-ins and lazy transfer inside a running vLLM: the same answers, no faults, exact counts.
 
 Stock vLLM gives the answers that the others are held to. The encoder cache has room for a few pictures only, so it has
 to make room all the time; the KV cache of the preempting engines has room for a few requests. Engines "in full" send
@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.engine.vllm.compat.internals import RECEIVING_WORKER, SHIPPING_SCHEDULER, encoder_arguments
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER, encoder_arguments
 from semel.engine.vllm.plugins.encoder_metrics import EncoderPage, EncoderTotals
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.lab.bench.stepping import Kind
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -143,15 +143,15 @@ async def start(
     from semel.engine.vllm.tier.config import TierConfig
 
     page, region = EncoderPage.create(), create_file("semel-tier")
-    plugged = encoder_arguments({"metrics": page.path}, with_scheduler=kind == "planning", with_shipping=ships)
+    plugged = encoder_arguments({"metrics": page.path}, with_scheduler=kind == "planning", with_lazy_transfer=ships)
     if has_tier:
-        plugged |= TierConfig(TIER_BYTES, path_of(region)).arguments
-        plugged.setdefault("scheduler_cls", SHIPPING_SCHEDULER)
+        plugged |= TierConfig(TIER_BYTES, descriptor_path(region)).arguments
+        plugged.setdefault("scheduler_cls", LAZY_TRANSFER_SCHEDULER)
     common = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": True}
     engine_args = AsyncEngineArgs(model=str(model), **common, **arguments, **({} if kind == "stock" else plugged))
     llm = AsyncLLM.from_vllm_config(create_config(engine_args), disable_log_stats=True)
     try:
-        assert kind == "stock" or ships == (llm.vllm_config.parallel_config.worker_cls == RECEIVING_WORKER)
+        assert kind == "stock" or ships == (llm.vllm_config.parallel_config.worker_cls == LAZY_TRANSFER_WORKER)
         yield Running(kind, llm, page, ships=ships, has_tier=has_tier)
     finally:
         await asyncio.to_thread(llm.shutdown)

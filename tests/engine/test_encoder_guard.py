@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm.compat.internals import RECEIVING_WORKER, SHIPPING_SCHEDULER
-from semel.engine.vllm.plugins.rejection import Rejection, rejections_of, with_rejections
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER
+from semel.engine.vllm.plugins.rejection import Rejection, read_rejections, with_rejections
 from semel.lab.bench.stepping import Kind, Step, Stepper
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -120,14 +120,14 @@ class SecondGuarded:
     """A worker process with the second model runner, and one request per item."""
 
     def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
-        from semel.engine.vllm.plugins.encoder_guard import guard_of
+        from semel.engine.vllm.plugins.encoder_guard import create_guard
 
         self.runner = SecondRunner({item.identifier: [item.feature] for item in items})
         config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
         state = SimpleNamespace(encoder_runner=self.runner)
         model_runner = SimpleNamespace(model_state=state, encoder_cache=self.runner.encoder_cache)
         worker = SimpleNamespace(use_v2_model_runner=True, model_runner=model_runner, vllm_config=config)
-        guard = guard_of(worker, outlives_errors=outlives_errors)
+        guard = create_guard(worker, outlives_errors=outlives_errors)
         assert guard is not None
         self.guard = guard
         self.scheduled = {item.identifier: [0] for item in items}
@@ -141,19 +141,19 @@ class SecondGuarded:
     def rejections(self) -> tuple[Rejection, ...]:
         from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-        return rejections_of(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))
+        return read_rejections(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))
 
 
 class Guarded:
     """A worker process of one request per item."""
 
     def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
-        from semel.engine.vllm.plugins.encoder_guard import guard_of
+        from semel.engine.vllm.plugins.encoder_guard import create_guard
 
         self.runner = Runner({item.identifier: SimpleNamespace(mm_features=[item.feature]) for item in items})
         config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
         worker = SimpleNamespace(use_v2_model_runner=False, model_runner=self.runner, vllm_config=config)
-        guard = guard_of(worker, outlives_errors=outlives_errors)
+        guard = create_guard(worker, outlives_errors=outlives_errors)
         assert guard is not None
         self.guard = guard
         self.step = SimpleNamespace(scheduled_encoder_inputs={item.identifier: [0] for item in items})
@@ -169,9 +169,9 @@ class Guarded:
         from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
         assert self.guard.tell(None) is None, "there is no output yet"
-        told = rejections_of(pickle.loads(pickle.dumps(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))))
-        assert rejections_of(EMPTY_MODEL_RUNNER_OUTPUT) == (), "vLLM shares it"
-        assert rejections_of(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (), "it is told once"
+        told = read_rejections(pickle.loads(pickle.dumps(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))))
+        assert read_rejections(EMPTY_MODEL_RUNNER_OUTPUT) == (), "vLLM shares it"
+        assert read_rejections(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (), "it is told once"
         return told
 
 
@@ -249,10 +249,10 @@ def real_second_runner(*sizes: tuple[str, int, int]) -> tuple[Any, dict[str, lis
 def test_vllm_s_own_second_encoder_runner_stores_what_fits(is_guarded: bool) -> None:
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-    from semel.engine.vllm.plugins.encoder_guard import guard_of
+    from semel.engine.vllm.plugins.encoder_guard import create_guard
 
     worker, scheduled = real_second_runner(("right", 3, 3), ("few", 2, 4), ("many", 5, 4))
-    guard = guard_of(worker, outlives_errors=True) if is_guarded else None
+    guard = create_guard(worker, outlives_errors=True) if is_guarded else None
     state = worker.model_runner.model_state
     state.step(scheduled)
     outputs = state.encoder_cache.encoder_outputs
@@ -262,9 +262,9 @@ def test_vllm_s_own_second_encoder_runner_stores_what_fits(is_guarded: bool) -> 
         return
     assert rows == {"right": 3, "few": 4, "many": 4}
     assert outputs["few"][:, 0].tolist() == [2, 2, 0, 0]
-    assert rejections_of(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (FEW, Rejection("many", "image", 4, 5))
+    assert read_rejections(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (FEW, Rejection("many", "image", 4, 5))
     state.step(scheduled)
-    assert rejections_of(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (), "nothing was encoded again"
+    assert read_rejections(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (), "nothing was encoded again"
 
 
 def test_items_of_the_second_model_runner_s_own_are_not_counted() -> None:
@@ -375,7 +375,7 @@ def test_an_output_that_is_awaited_brings_its_rejections_when_it_comes() -> None
 
     told = with_rejections(Awaited(), (FEW,))
     assert isinstance(told, AsyncModelRunnerOutput)
-    assert rejections_of(told.get_output()) == (FEW,)
+    assert read_rejections(told.get_output()) == (FEW,)
 
 
 @pytest.mark.parametrize(
@@ -391,21 +391,21 @@ def test_an_output_that_is_awaited_brings_its_rejections_when_it_comes() -> None
 def test_an_encoder_that_is_not_as_semel_knows_it_is_left_alone_and_the_log_says_so(
     change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.plugins.encoder_guard import guard_of
+    from semel.engine.vllm.plugins.encoder_guard import create_guard
 
     worker = SimpleNamespace(**{"use_v2_model_runner": False, "model_runner": Runner(), **change})
     with caplog.at_level(logging.WARNING, "semel"):
-        assert guard_of(worker, outlives_errors=True) is None
+        assert create_guard(worker, outlives_errors=True) is None
     assert said in caplog.text
 
 
 def test_with_pipeline_parallelism_the_log_says_that_nobody_hears_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    from semel.engine.vllm.plugins.encoder_guard import guard_of
+    from semel.engine.vllm.plugins.encoder_guard import create_guard
 
     config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=2))
     worker = SimpleNamespace(use_v2_model_runner=False, model_runner=Runner(), vllm_config=config)
     with caplog.at_level(logging.WARNING, "semel"):
-        assert guard_of(worker, outlives_errors=True) is not None
+        assert create_guard(worker, outlives_errors=True) is not None
     assert "--pipeline-parallel-size is more than 1" in caplog.text
 
 
@@ -505,13 +505,13 @@ class Scheduled:
 def make(tiny: Callable[[str], Path]) -> MakeScheduler:
     def made(kind: Kind, *, is_async: bool = False, is_naive: bool = False, **arguments: Any) -> Scheduled:
         if not is_naive and kind != "planning":
-            arguments["scheduler_cls"] = SHIPPING_SCHEDULER
+            arguments["scheduler_cls"] = LAZY_TRANSFER_SCHEDULER
         stepper = Stepper.create(
             kind,
             tiny("qwen2-vl"),
             is_async=is_async,
             enable_prefix_caching=True,
-            worker_cls=RECEIVING_WORKER,
+            worker_cls=LAZY_TRANSFER_WORKER,
             **arguments,
         )
         return Scheduled(stepper, steps_ahead=int(is_async))

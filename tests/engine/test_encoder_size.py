@@ -52,7 +52,7 @@ def test_an_encoder_decoder_keeps_vllms_number(tiny: Callable[[str], Path]) -> N
     flags = ["--dtype", "float32", "--max-num-batched-tokens", "3200"]
     whisper = create_config(parse_engine_flags(str(tiny("whisper")), flags, encoder_cache_embeddings=40_000))
     assert EncoderCache.create_manager(cache_size=3_200, vllm_config=whisper).cache_size == 3_200
-    assert EncoderCacheSize.of(whisper, 3_200) is None
+    assert EncoderCacheSize.from_config(whisper, 3_200) is None
 
 
 def test_another_cache_takes_no_size_of_ours(tiny: Callable[[str], Path]) -> None:
@@ -76,10 +76,10 @@ def test_what_it_takes_is_told_with_what_vllm_does_not_count(tiny: Callable[[str
     """The tiny model: 128 wide, 4 bytes each."""
     from semel.engine.vllm.model.encoder_size import EncoderCacheSize
 
-    told = str(EncoderCacheSize.of(config(tiny, 40_000), OF_VLLM))
+    told = str(EncoderCacheSize.from_config(config(tiny, 40_000), OF_VLLM))
     assert "40,000 embeddings of 512 bytes each, 20.5 MB" in told
     assert "does not count 18.4 MB of it: on a GPU, leave them free with --gpu-memory-utilization" in told
-    assert "count" not in str(EncoderCacheSize.of(config(tiny, None), OF_VLLM))
+    assert "count" not in str(EncoderCacheSize.from_config(config(tiny, None), OF_VLLM))
 
 
 def test_embeddings_of_several_layers_side_by_side_count_each() -> None:
@@ -97,6 +97,6 @@ def test_embeddings_of_several_layers_side_by_side_count_each() -> None:
     ours = SimpleNamespace(
         encoder_cache_manager_cls="semel.engine.vllm.plugins.encoder_cache.EncoderCache", manager_config={}
     )
-    size = EncoderCacheSize.of(SimpleNamespace(model_config=model, ec_manager_config=ours), 8_192)
+    size = EncoderCacheSize.from_config(SimpleNamespace(model_config=model, ec_manager_config=ours), 8_192)
     assert size is not None
     assert size.embedding_bytes == 4 * 4_096 * 2

@@ -1,7 +1,7 @@
 """Every family of models on a real engine, started as `semel worker` starts it: as by vLLM itself, or refused.
 
-Both answers of a comparison pass through semel's encoder cache and shipping, so one family is held to transformers,
-which knows neither them nor vLLM; `test_encoder_engine` holds them to stock vLLM.
+Both answers of a comparison pass through semel's encoder cache and lazy transfer, so one family is held to
+transformers, which knows neither them nor vLLM; `test_encoder_engine` holds them to stock vLLM.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from semel.core import Layout, Prompt, Timeline
-from semel.engine.vllm.compat.internals import ENCODER_CACHE, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER, SCHEDULER
 from semel.engine.vllm.plugins.lazy_transfer import _LARGE_BYTES
 from semel.errors import FeatureMissing, FeatureRejected
 from semel.media import DecodeLimits, decode_audio
@@ -67,8 +67,10 @@ async def test_the_engine_has_the_parts_that_a_worker_ships_and_a_repeat_goes_th
     family = FAMILIES[request.node.callspec.params["rig"]]
     config = rig.llm.vllm_config
     assert config.ec_manager_config.encoder_cache_manager_cls == ENCODER_CACHE
-    assert config.scheduler_config.scheduler_cls == (SCHEDULER if family.start.encoder_planning else SHIPPING_SCHEDULER)
-    assert config.parallel_config.worker_cls == RECEIVING_WORKER
+    assert config.scheduler_config.scheduler_cls == (
+        SCHEDULER if family.start.encoder_planning else LAZY_TRANSFER_SCHEDULER
+    )
+    assert config.parallel_config.worker_cls == LAZY_TRANSFER_WORKER
     await rig.engine.reset()
     rendered = await rig.render(family.good())
     before = await rig.totals()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.engine.vllm.plugins.encoder_metrics import EncoderTotals
-from semel.engine.vllm.plugins.rejection import not_finite_of, with_rejections
+from semel.engine.vllm.plugins.rejection import read_not_finite, with_rejections
 from tests.engine.test_encoder_guard import Guarded, Item, SecondGuarded, make
 
 __all__ = ["make"]
@@ -54,7 +54,7 @@ class LateDevice:
 def tell(guarded: Guarded | SecondGuarded) -> int:
     from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-    return not_finite_of(guarded.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))
+    return read_not_finite(guarded.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))
 
 
 def outputs_on(device: LateDevice, guarded: Guarded | SecondGuarded) -> None:
@@ -159,8 +159,8 @@ def test_a_count_waits_for_a_step_with_an_output_and_travels_with_its_rejections
     guarded.execute()
     assert guarded.guard.tell(None) is None
     assert tell(guarded) == 1
-    assert not_finite_of(with_rejections(Awaited(), (), 3).get_output()) == 3
-    assert not_finite_of(EMPTY_MODEL_RUNNER_OUTPUT) == 0, "vLLM shares it"
+    assert read_not_finite(with_rejections(Awaited(), (), 3).get_output()) == 3
+    assert read_not_finite(EMPTY_MODEL_RUNNER_OUTPUT) == 0, "vLLM shares it"
 
 
 @pytest.mark.parametrize("kind", ["cache", "planning"])

@@ -12,7 +12,7 @@ import pytest
 
 from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
 from semel.engine.vllm.model.fields import ItemFields
-from semel.engine.vllm.model.item import ghost_of, make_item, parse, tensors_of
+from semel.engine.vllm.model.item import make_item, make_stub, parse, to_tensors
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.model.processor import VllmProcessor
 from semel.errors import ConfigError, FeatureRejected
@@ -84,11 +84,11 @@ def test_an_impossible_origin_is_refused_before_anything_is_made_of_it_S9(
         model.build(replace(feature, origin=origin))
 
 
-def test_a_ghost_of_a_gigapixel_takes_no_memory() -> None:
-    ghost = ghost_of("image", Origin((32_768, 32_768)))
-    assert ghost.shape == (32_768, 32_768, 3)
-    assert ghost.base is not None
-    assert ghost.base.nbytes == 1
+def test_a_stub_of_a_gigapixel_takes_no_memory() -> None:
+    stub = make_stub("image", Origin((32_768, 32_768)))
+    assert stub.shape == (32_768, 32_768, 3)
+    assert stub.base is not None
+    assert stub.base.nbytes == 1
 
 
 def test_a_tensor_wider_than_all_probes_is_taken_from_the_fleet_and_refused_from_others(
@@ -117,19 +117,19 @@ class TestNumbers:
     items: ClassVar[list[dict[str, Any]]] = [{"times": _Element([0.5, 1.5])}, {"times": _Element([1.0])}]
 
     def test_they_travel_as_a_tensor_and_arrive_as_a_list(self) -> None:
-        fields = ItemFields.of(self.items)
+        fields = ItemFields.from_items(self.items)
         assert str(fields.fields["times"]) == "float64[*]"
-        built = fields.build(Feature("video", tensors_of(self.items[0]), Layout((1,))))
+        built = fields.build(Feature("video", to_tensors(self.items[0]), Layout((1,))))
         assert built["times"].data == [0.5, 1.5]
 
     def test_whole_numbers_stay_whole(self) -> None:
         item = {"counts": _Element([3, 4])}
-        fields = ItemFields.of([item, item])
-        assert fields.build(Feature("video", tensors_of(item), Layout((1,))))["counts"].data == [3, 4]
+        fields = ItemFields.from_items([item, item])
+        assert fields.build(Feature("video", to_tensors(item), Layout((1,))))["counts"].data == [3, 4]
 
     def test_what_is_neither_is_told_by_its_name(self) -> None:
         with pytest.raises(ConfigError, match="field slices of an item is a list"):
-            ItemFields.of([{"slices": _Element([np.zeros(1)])}])
+            ItemFields.from_items([{"slices": _Element([np.zeros(1)])}])
 
 
 @pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava", "qwen2-audio", "qwen2-vl", "whisper"])
@@ -165,7 +165,7 @@ def test_what_belongs_to_the_model_and_not_to_an_item_cannot_be_another_S9(featu
 
     field = MultiModalSharedField(batch_size=1) if is_shared else MultiModalBatchedField()
     items = [MultiModalKwargsItem({"token": MultiModalFieldElem(torch.tensor(7), field)}) for _ in range(3)]
-    fields = ItemFields.of(items)
+    fields = ItemFields.from_items(items)
     right, wrong = (replace(feature, tensors={"token": from_torch(torch.tensor(token))}) for token in (7, 8))
     assert fields.build(right)["token"].data == 7
     if not is_shared:

@@ -71,7 +71,7 @@ def test_two_sides_that_answer_alike_are_right() -> None:
         ({"preemptions": 0}, "nobody was preempted"),
         ({"item_evictions": 0}, "no item was evicted"),
         ({"aborted": 1}, "hardly a request was aborted"),
-        ({"left_out_bytes": 0}, "shipping should be on"),
+        ({"left_out_bytes": 0}, "lazy transfer should be on"),
         ({"facts": {**ONE.facts, "use_v2_model_runner": True}}, "semel ran with use_v2_model_runner = True"),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_differs_or_was_not_seen_is_a_fault(change: dict[str, Any], words: 
     assert [fault for fault in compare_sides(ONE, side(), side(**change)).faults if words in fault]
 
 
-def test_faults_on_both_sides_and_shipping_where_it_should_be_off_are_faults_too() -> None:
+def test_faults_on_both_sides_and_lazy_transfer_where_it_should_be_off_are_faults_too() -> None:
     dead = side(probes={**side().probes, FIRST: ProbeAnswer(fault="EngineDead")})
     assert compare_sides(ONE, dead, dead).equal_probes == 15
     assert "should be off" in compare_sides(replace(ONE, ships=False), side(), side()).faults[0]

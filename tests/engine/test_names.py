@@ -17,7 +17,7 @@ import pytest
 
 import semel.engine.vllm
 from semel.engine.vllm.compat import versions
-from semel.engine.vllm.compat.names import BENCH_NAMES, NAMES, Name, release_of
+from semel.engine.vllm.compat.names import BENCH_NAMES, NAMES, Name, to_release
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, check_vllm, installed_version, missing_names
 from semel.errors import ConfigError
@@ -107,7 +107,7 @@ def test_a_release_need_not_have_what_came_later_or_went_before() -> None:
 
 
 def test_the_release_of_a_version() -> None:
-    assert [release_of(text) for text in ("0.32.0", "0.31.1+cpu", "1.2")] == ["0.32", "0.31", "1.2"]
+    assert [to_release(text) for text in ("0.32.0", "0.31.1+cpu", "1.2")] == ["0.32", "0.31", "1.2"]
 
 
 def test_another_release_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,4 +263,4 @@ def _is_self(node: ast.expr) -> bool:
 
 def test_the_installed_release_is_one_of_the_tested_ones() -> None:
     if installed_version():
-        assert release_of(installed_version()) in TESTED
+        assert to_release(installed_version()) in TESTED

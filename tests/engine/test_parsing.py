@@ -44,7 +44,7 @@ def parse(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
             renderer=SimpleNamespace(tokenizer=tokenizer),
             vllm_config=SimpleNamespace(structured_outputs_config=outputs),
         )
-        return Parsers.of(llm, flags)
+        return Parsers.from_llm(llm, flags)
 
     return parsers
 

@@ -18,7 +18,7 @@ from semel.compose.pipeline import check_trust, compose_pipeline
 from semel.compose.worker import engine_flags
 from semel.core import Feature, Key, Media, Rendering, Target, hash_parts
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.model.rendering import FORWARDED, HARMLESS, REFUSED, aliases_of, rendering_of
+from semel.engine.vllm.model.rendering import FORWARDED, HARMLESS, REFUSED, model_aliases, read_rendering
 from semel.errors import ConfigError
 from semel.processing import HfProcessor, Pool
 from semel.processing.folder import find_folder, read_config
@@ -177,7 +177,7 @@ def test_every_flag_that_is_forwarded_arrives_under_its_name(tiny: Folder, tmp_p
     from vllm.config import ModelConfig
 
     folder, other = tiny("qwen2-vl"), copied(tiny("qwen2-vl"), tmp_path / "other")
-    assert rendering_of(ModelConfig(str(folder), dtype="float32")) == Rendering()
+    assert read_rendering(ModelConfig(str(folder), dtype="float32")) == Rendering()
     flags = {
         "tokenizer": str(other),
         "tokenizer_mode": "hf",
@@ -189,7 +189,7 @@ def test_every_flag_that_is_forwarded_arrives_under_its_name(tiny: Folder, tmp_p
         "media_io_kwargs": {"video": {"fps": 4}},
         "interleave_mm_strings": True,
     }
-    found = rendering_of(ModelConfig(str(folder), dtype="float32", **flags))
+    found = read_rendering(ModelConfig(str(folder), dtype="float32", **flags))
     assert found.changed == flags
     assert {*flags, "revision", "tokenizer_revision"} == {one.name for one in dataclasses.fields(Rendering)}
 
@@ -199,12 +199,12 @@ def test_a_model_whose_chats_vllm_renders_by_itself_is_refused(tiny: Folder) -> 
 
     config = ModelConfig(str(tiny("qwen2-vl")), dtype="float32", tokenizer_mode="deepseek_v32")
     with pytest.raises(ConfigError, match="--tokenizer-mode deepseek_v32"):
-        rendering_of(config)
+        read_rendering(config)
 
 
 def test_all_served_names_but_the_first_are_aliases(tiny: Folder) -> None:
     def aliases(*flags: str) -> tuple[str, ...]:
-        return aliases_of(parse_engine_flags(str(tiny("llava")), flags))
+        return model_aliases(parse_engine_flags(str(tiny("llava")), flags))
 
     assert aliases("--served-model-name", "a", "b", "c", "b") == ("b", "c")
     assert aliases("--served-model-name", "a") == aliases() == ()

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.compat.internals import GUARDED_WORKER, RECEIVING_WORKER, SCHEDULER, SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import GUARDED_WORKER, LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER, SCHEDULER
 from semel.lab.bench.stepping import Kind, Step, Stepper
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -36,7 +36,7 @@ LARGE, SMALL = 70_000, 100
 NUM_ITEMS = 6
 _ITEMS = st.tuples(st.integers(0, NUM_ITEMS - 1), st.integers(0, 12))
 TOKENS_OF_AN_ITEM = 20
-SHIPPING: Mapping[str, Any] = {"scheduler_cls": SHIPPING_SCHEDULER, "worker_cls": RECEIVING_WORKER}
+LAZY_TRANSFER: Mapping[str, Any] = {"scheduler_cls": LAZY_TRANSFER_SCHEDULER, "worker_cls": LAZY_TRANSFER_WORKER}
 
 
 class Process:
@@ -211,7 +211,7 @@ def make(tiny: Callable[[str], Path]) -> MakeFeature:
 @pytest.fixture(scope="module")
 def one_per_runner(make: MakeFeature) -> Callable[[bool], Stepped]:
     """A scheduler takes longer to build than to run an example: it is used again, with what it has cached."""
-    return functools.cache(lambda is_second: make(is_second=is_second, **SHIPPING))
+    return functools.cache(lambda is_second: make(is_second=is_second, **LAZY_TRANSFER))
 
 
 @pytest.mark.parametrize("kind", ["cache", "planning"])
@@ -220,12 +220,12 @@ def one_per_runner(make: MakeFeature) -> Callable[[bool], Stepped]:
 def test_whatever_is_preempted_or_evicted_a_step_has_all_of_what_it_encodes(
     make: MakeFeature, kind: Kind, is_second: bool, is_async: bool, policy: str
 ) -> None:
-    arguments = SHIPPING if kind == "cache" else {"worker_cls": RECEIVING_WORKER}
+    arguments = LAZY_TRANSFER if kind == "cache" else {"worker_cls": LAZY_TRANSFER_WORKER}
     ours = make(kind, is_async=is_async, is_second=is_second, scheduling_policy=policy, **arguments)
     assert ours.run(requests(0)) == []
     totals = ours.scheduler.encoder_cache_manager.totals
     assert min(ours.preemptions, totals.evictions, totals.left_out_bytes, totals.late_bytes) > 0
-    assert ours.scheduler._shipping._partial.keys() <= ours.scheduler.finished_req_ids, (
+    assert ours.scheduler._lazy_transfer._partial.keys() <= ours.scheduler.finished_req_ids, (
         "of ended requests nothing stays"
     )
 
@@ -233,12 +233,12 @@ def test_whatever_is_preempted_or_evicted_a_step_has_all_of_what_it_encodes(
 @pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_aborts_and_resets_tear_no_item(make: MakeFeature, is_second: bool, is_async: bool) -> None:
-    ours = make(is_async=is_async, is_second=is_second, **SHIPPING)
+    ours = make(is_async=is_async, is_second=is_second, **LAZY_TRANSFER)
     interference = Interference(with_resets=not is_async)
     assert ours.run(requests(3), interfere=interference) == []
     assert interference.aborts > 5
     assert is_async or interference.resets > 5
-    assert ours.scheduler._shipping._partial.keys() <= ours.scheduler.finished_req_ids
+    assert ours.scheduler._lazy_transfer._partial.keys() <= ours.scheduler.finished_req_ids
 
 
 @settings(max_examples=60, deadline=None)
@@ -253,20 +253,20 @@ def test_no_requests_are_found_that_tear_an_item(
 
 def test_who_leaves_out_what_is_resident_and_never_sends_it_again_is_found(make: MakeFeature) -> None:
     """The control: no encoder output is missing when its request starts, and yet it has to be encoded again."""
-    naive = make(**SHIPPING)
-    naive.scheduler._shipping._late = lambda *_: {}
+    naive = make(**LAZY_TRANSFER)
+    naive.scheduler._lazy_transfer._late = lambda *_: {}
     assert naive.run(requests(0)) != []
 
 
 def test_vllm_leaves_out_what_its_prefix_cache_covers_for_good_and_we_bring_it_back(make: MakeFeature) -> None:
-    """A fault of vLLM 0.32 with its first model runner, which ends the engine; its own way of shipping shows it."""
+    """A fault of vLLM 0.32 with its first model runner, which ends the engine; its own transfer shows it."""
     assert make().run(requests(2)) != []
-    assert make(**SHIPPING).run(requests(2)) == []
+    assert make(**LAZY_TRANSFER).run(requests(2)) == []
 
 
 def test_a_repeat_is_sent_without_its_large_tensors_and_with_its_small_ones(make: MakeFeature) -> None:
     sent = {}
-    for name, arguments in (("vLLM", {}), ("semel", SHIPPING)):
+    for name, arguments in (("vLLM", {}), ("semel", LAZY_TRANSFER)):
         stepped = make(**arguments)
         assert stepped.run([([(0, 0), (1, 0)], 1, 0)]) == []
         before, encoded = stepped.sent_bytes, len(stepped.process.encoded)
@@ -280,7 +280,7 @@ def test_a_repeat_is_sent_without_its_large_tensors_and_with_its_small_ones(make
 
 @pytest.mark.parametrize("is_second", [False, True], ids=["V1", "V2"])
 def test_an_item_of_a_later_chunk_travels_with_that_chunk(make: MakeFeature, is_second: bool) -> None:
-    ours = make(is_second=is_second, **SHIPPING)
+    ours = make(is_second=is_second, **LAZY_TRANSFER)
     assert ours.run([([(0, 0), (2, 60)], 1, 0)]) == []
     totals = ours.scheduler.encoder_cache_manager.totals
     assert ours.process.encoded == ["item0", "item2"]
@@ -297,13 +297,13 @@ def test_an_item_of_a_later_chunk_travels_with_that_chunk(make: MakeFeature, is_
 def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_log_says_why(
     make: MakeFeature, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.plugins.lazy_transfer import Shipping
+    from semel.engine.vllm.plugins.lazy_transfer import LazyTransfer
 
-    config = make(**SHIPPING).scheduler.vllm_config
+    config = make(**LAZY_TRANSFER).scheduler.vllm_config
     for name, value in change.items():
         setattr(config.parallel_config, name, value)
     with caplog.at_level(logging.WARNING, "semel"):
-        assert Shipping.of(config) is None
+        assert LazyTransfer.from_config(config) is None
     assert said in caplog.text
 
 
@@ -316,35 +316,35 @@ def test_where_late_items_would_not_arrive_every_item_is_sent_in_full_and_the_lo
     ],
     ids=["no processes", "shm", "the control"],
 )
-def test_where_it_would_save_nothing_shipping_is_off_and_one_line_of_the_log_says_why(
+def test_where_it_would_save_nothing_lazy_transfer_is_off_and_one_line_of_the_log_says_why(
     make: MakeFeature, change: Mapping[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from semel.engine.vllm.plugins.lazy_transfer import Shipping
+    from semel.engine.vllm.plugins.lazy_transfer import LazyTransfer
 
-    config = make(**SHIPPING).scheduler.vllm_config
+    config = make(**LAZY_TRANSFER).scheduler.vllm_config
     for path, value in change.items():
         *parents, name = path.split(".")
         setattr(functools.reduce(getattr, parents, config), name, value)
     caplog.clear()
     with caplog.at_level(logging.INFO, "semel"):
-        assert (Shipping.of(config) is None) == bool(said)
+        assert (LazyTransfer.from_config(config) is None) == bool(said)
     assert [said in line for line in caplog.messages] == [True] * bool(said)
 
 
 def test_vllm_s_way_is_vllm_s_way_also_with_planning(make: MakeFeature, caplog: pytest.LogCaptureFixture) -> None:
     """`--disable-lazy-mm-transfer --encoder-planning`: semel's scheduler over a worker that takes no late items."""
     stepped = make("planning", worker_cls=GUARDED_WORKER)
-    assert stepped.scheduler._shipping is None
-    assert make("planning", worker_cls=RECEIVING_WORKER).scheduler._shipping is not None, "the control"
+    assert stepped.scheduler._lazy_transfer is None
+    assert make("planning", worker_cls=LAZY_TRANSFER_WORKER).scheduler._lazy_transfer is not None, "the control"
     assert "in full" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("is_cpu", "is_cuda", "expected"),
-    [(True, False, RECEIVING_WORKER), (False, True, RECEIVING_WORKER), (False, False, "auto")],
+    [(True, False, LAZY_TRANSFER_WORKER), (False, True, LAZY_TRANSFER_WORKER), (False, False, "auto")],
     ids=["CPU", "CUDA", "another platform"],
 )
-def test_shipping_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
+def test_lazy_transfer_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
     tiny: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
     is_cpu: bool,
@@ -357,7 +357,7 @@ def test_shipping_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
     monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda _: is_cuda)
     arguments = parse_engine_flags(str(tiny("qwen2-vl")), [])
     assert arguments.worker_cls == expected
-    assert arguments.scheduler_cls == SHIPPING_SCHEDULER, "what grammars cost is limited everywhere (threats S27)"
+    assert arguments.scheduler_cls == LAZY_TRANSFER_SCHEDULER, "what grammars cost is limited everywhere (threats S27)"
 
 
 def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
@@ -365,23 +365,23 @@ def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
 ) -> None:
     monkeypatch.setattr("semel.engine.vllm.compat.versions.TESTED", ("0.1",))
     with caplog.at_level(logging.WARNING, "semel"):
-        assert type(make(**SHIPPING).scheduler).__module__.startswith("vllm.")
-    assert "semel's shipping of items was tested with vLLM 0.1, not with 0.32.0" in caplog.text
+        assert type(make(**LAZY_TRANSFER).scheduler).__module__.startswith("vllm.")
+    assert "semel's lazy transfer of items was tested with vLLM 0.1, not with 0.32.0" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("flags", "options", "expected"),
     [
-        ([], {}, (SHIPPING_SCHEDULER, RECEIVING_WORKER)),
-        ([], {"encoder_planning": True}, (SCHEDULER, RECEIVING_WORKER)),
-        ([], {"ship_resident_items": True}, (SHIPPING_SCHEDULER, GUARDED_WORKER)),
+        ([], {}, (LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER)),
+        ([], {"encoder_planning": True}, (SCHEDULER, LAZY_TRANSFER_WORKER)),
+        ([], {"ship_resident_items": True}, (LAZY_TRANSFER_SCHEDULER, GUARDED_WORKER)),
         ([], {"ship_resident_items": True, "encoder_planning": True}, (SCHEDULER, GUARDED_WORKER)),
-        (["--scheduler-cls", "their.Own"], {}, ("their.Own", RECEIVING_WORKER)),
-        (["--worker-cls", "their.Own"], {}, (SHIPPING_SCHEDULER, "their.Own")),
+        (["--scheduler-cls", "their.Own"], {}, ("their.Own", LAZY_TRANSFER_WORKER)),
+        (["--worker-cls", "their.Own"], {}, (LAZY_TRANSFER_SCHEDULER, "their.Own")),
         (["--worker-cls", "their.Own"], {"encoder_planning": True}, (SCHEDULER, "their.Own")),
     ],
 )
-def test_shipping_is_plugged_in_unless_the_flags_say_otherwise(
+def test_lazy_transfer_is_plugged_in_unless_the_flags_say_otherwise(
     tiny: Callable[[str], Path], flags: list[str], options: dict[str, Any], expected: tuple[str | None, str]
 ) -> None:
     arguments = parse_engine_flags(str(tiny("qwen2-vl")), flags, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semel.core import Digest, Feature, Layout, Tensor
-from semel.engine.vllm.model.shapes import ShapeRegistry
+from semel.engine.vllm.model.model import ShapeRegistry
 
 
 def digest_of(number: int) -> Digest:

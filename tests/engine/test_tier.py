@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from semel.engine.vllm.compat.internals import SHIPPING_SCHEDULER
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER
 from semel.engine.vllm.plugins.rejection import Rejection, with_rejections
 from semel.engine.vllm.tier.config import TIER, TIER_MODULE, TierConfig
 from semel.errors import ConfigError
@@ -59,11 +59,11 @@ def test_whatever_is_evicted_preempted_or_lost_every_step_finds_the_right_embedd
     assert totals.planned > tiered.encodes, "what was loaded was not encoded"
     assert totals.tier_held_bytes <= totals.tier_capacity_bytes == TIER_ROWS * BLOCK_BYTES
     if tiered.host is not None:
-        assert totals.tier_arrivals > 0
+        assert totals.tier_prefetched > 0
         tiered.loses = lambda: False
         assert tiered.run([([99], 0), ([98], 0)]) == []  # whose reports end whatever is still open
         tiered.host.review()
-        assert tiered.host.staged_blocks == 0, "every ticket is done"
+        assert tiered.host.staged_blocks == 0, "every lease is done"
 
 
 def test_a_picture_that_was_evicted_comes_back_without_an_encode(make: Make) -> None:
@@ -81,7 +81,7 @@ def test_a_picture_that_was_evicted_comes_back_without_an_encode(make: Make) -> 
 
 def test_after_new_weights_nothing_of_before_is_loaded(make: Make) -> None:
     """The control is vLLM's own scheduler, which does not tell its connectors."""
-    for scheduler, expected in ((SHIPPING_SCHEDULER, []), (None, [identifier(0)])):
+    for scheduler, expected in ((LAZY_TRANSFER_SCHEDULER, []), (None, [identifier(0)])):
         tiered = make(scheduler_cls=scheduler)
         for name, number in (("a", 0), ("b", 1), ("c", 2), ("d", 3)):
             tiered.add(name, [number], max_new_tokens=1)
@@ -97,10 +97,10 @@ def test_new_weights_of_a_worker_process_reach_the_tier_with_its_next_report(mak
     tiered.add("a", [0], max_new_tokens=1)
     tiered.step()
     tiered.copies[0].forget()
-    assert tiered.scheduler.ec_connector.books.shelf.filled(identifier(0)) is not None
+    assert tiered.scheduler.ec_connector.books.host_cache.filled(identifier(0)) is not None
     tiered.add("b", [1], max_new_tokens=1)
     tiered.step()
-    assert tiered.scheduler.ec_connector.books.shelf.filled(identifier(0)) is None
+    assert tiered.scheduler.ec_connector.books.host_cache.filled(identifier(0)) is None
 
 
 def test_what_the_encoder_failed_on_is_not_kept(make: Make) -> None:
@@ -108,10 +108,10 @@ def test_what_the_encoder_failed_on_is_not_kept(make: Make) -> None:
     tiered.fails = {identifier(0)}
     tiered.add("a", [0, 1], max_new_tokens=1)
     tiered.step()
-    shelf = tiered.scheduler.ec_connector.books.shelf
-    assert shelf.filled(identifier(0)) is None
-    assert shelf.filled(identifier(1)) is not None
-    assert (shelf.reserved, tiered.totals.tier_not_saved) == (0, 1)
+    host_cache = tiered.scheduler.ec_connector.books.host_cache
+    assert host_cache.filled(identifier(0)) is None
+    assert host_cache.filled(identifier(1)) is not None
+    assert (host_cache.reserved, tiered.totals.tier_not_saved) == (0, 1)
 
 
 def test_an_output_that_was_rejected_after_it_was_saved_is_forgotten(make: Make) -> None:
@@ -127,7 +127,7 @@ def test_an_output_that_was_rejected_after_it_was_saved_is_forgotten(make: Make)
     rejected = with_rejections(result, (Rejection(identifier(0), "image", ROWS, ROWS - 1),))
     tiered.scheduler.update_from_output(step.output, rejected)
     assert tiered.totals.tier_saves == 1
-    assert tiered.scheduler.ec_connector.books.shelf.filled(identifier(0)) is None
+    assert tiered.scheduler.ec_connector.books.host_cache.filled(identifier(0)) is None
 
 
 def test_a_key_with_another_number_of_embeddings_is_not_loaded(make: Make) -> None:
@@ -160,7 +160,7 @@ class _CountedFeature:
 
 
 def books_of(features: list[_CountedFeature], *, is_linear: bool = False) -> Any:
-    """Books in which all outputs are on the shelf, and a request with these items."""
+    """Books in which all outputs are in the host cache, and a request with these items."""
     from semel.engine.vllm.tier.connector import TierBooks
 
     class Linear(TierBooks):
@@ -174,7 +174,7 @@ def books_of(features: list[_CountedFeature], *, is_linear: bool = False) -> Any
             return Search()
 
     books: Any = (Linear if is_linear else TierBooks)(1, BLOCK_BYTES, BLOCK_BYTES)
-    books.shelf = SimpleNamespace(filled=lambda _: SimpleNamespace(rows=1))
+    books.host_cache = SimpleNamespace(filled=lambda _: SimpleNamespace(rows=1))
     books.consider(SimpleNamespace(request_id="a", mm_features=features, ec_transfer_params=None))
     return books
 
@@ -375,7 +375,7 @@ def test_a_tier_changes_nothing_that_a_client_or_a_contract_sees(tiny: Callable[
         TIER,
         TIER_MODULE,
     )
-    assert config.scheduler_config.scheduler_cls == SHIPPING_SCHEDULER
+    assert config.scheduler_config.scheduler_cls == LAZY_TRANSFER_SCHEDULER
 
 
 def test_a_model_that_keeps_no_outputs_has_no_tier(tiny: Callable[[str], Path]) -> None:

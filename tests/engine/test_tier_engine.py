@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from semel.core import Arrival, Digest, Form, Submission
+from semel.core import Digest, Form, PrefetchedOutput, Submission
+from semel.engine.protocol import StagedOutput
 from semel.engine.tier_events import Reset
-from semel.engine.vllm.tier.host import HostTier, Staged
+from semel.engine.vllm.tier.host import HostTier
 from semel.errors import FeatureMissing, InvalidRequest
 from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig, Start
@@ -39,7 +40,7 @@ class Fetched:
     content: bytes
     answer: Answer
 
-    def stage(self, form: Form | None = None, content: bytes | None = None) -> Staged:
+    def stage(self, form: Form | None = None, content: bytes | None = None) -> StagedOutput:
         staged = self.tier.stage(self.digest, form or self.form)
         assert staged is not None
         left = memoryview(self.content if content is None else content)
@@ -48,11 +49,11 @@ class Fetched:
             left = left[len(buffer) :]
         return staged
 
-    def submission(self, arrival: Arrival, **sampling: object) -> Submission:
-        return replace(submission(self.rendered, **sampling), arrivals=(arrival,))
+    def submission(self, prefetched: PrefetchedOutput, **sampling: object) -> Submission:
+        return replace(submission(self.rendered, **sampling), prefetched_outputs=(prefetched,))
 
-    async def ask(self, arrival: Arrival) -> Answer:
-        stream = await self.rig.engine.submit(self.submission(arrival))
+    async def ask(self, prefetched: PrefetchedOutput) -> Answer:
+        stream = await self.rig.engine.submit(self.submission(prefetched))
         try:
             return joined([output async for output in stream])
         finally:
@@ -76,15 +77,15 @@ async def fetched(engines: Engines) -> AsyncIterator[Fetched]:
     rendered = await rig.render([{"role": "user", "content": [image_part(picture(np.random.default_rng(4)))]}])
     answer = await rig.answer(rendered)
     (item,) = rendered.prompt.items
-    shelved = tier.shelved(item.digest)
-    assert shelved is not None
-    content = b"".join(shelved.buffers)
-    assert shelved.is_intact()
+    cached_output = tier.cached_output(item.digest)
+    assert cached_output is not None
+    content = b"".join(cached_output.buffers)
+    assert cached_output.is_intact()
     await rig.engine.reset()
-    assert not shelved.is_intact()
+    assert not cached_output.is_intact()
     assert Reset(new_weights=False) in tier.review()
     assert not tier.holds(item.digest)
-    yield Fetched(rig, tier, rendered, item.digest, shelved.form, content, answer)
+    yield Fetched(rig, tier, rendered, item.digest, cached_output.form, content, answer)
     await rig.engine.reset()
 
 
@@ -103,12 +104,12 @@ async def test_an_engine_that_is_warm_says_what_its_encoder_is(engines: Engines)
 
 async def test_what_was_fetched_is_not_encoded_and_the_answer_is_the_same(fetched: Fetched) -> None:
     before = await fetched.rig.totals()
-    assert await fetched.ask(fetched.stage().arrival) == fetched.answer
+    assert await fetched.ask(fetched.stage().prefetched) == fetched.answer
     await fetched.is_given_back()
     after = await fetched.rig.totals()
-    assert after.planned - before.planned == after.tier_arrivals - before.tier_arrivals == 1, "nothing was encoded"
-    assert after.tier_arrival_bytes - before.tier_arrival_bytes == len(fetched.content)
-    adopted = fetched.tier.shelved(fetched.digest)
+    assert after.planned - before.planned == after.tier_prefetched - before.tier_prefetched == 1, "nothing was encoded"
+    assert after.tier_prefetched_bytes - before.tier_prefetched_bytes == len(fetched.content)
+    adopted = fetched.tier.cached_output(fetched.digest)
     assert adopted is not None
     assert b"".join(adopted.buffers) == fetched.content
     assert adopted.is_intact()
@@ -116,7 +117,7 @@ async def test_what_was_fetched_is_not_encoded_and_the_answer_is_the_same(fetche
 
 async def test_the_control_other_bytes_give_another_answer(fetched: Fetched) -> None:
     noise = np.random.default_rng(1).standard_normal(len(fetched.content) // 4).astype(np.float32)
-    assert (await fetched.ask(fetched.stage(content=noise.tobytes()).arrival)).logprobs != fetched.answer.logprobs
+    assert (await fetched.ask(fetched.stage(content=noise.tobytes()).prefetched)).logprobs != fetched.answer.logprobs
 
 
 @pytest.mark.parametrize("fault", ["rows", "width"])
@@ -124,24 +125,24 @@ async def test_what_does_not_fit_is_encoded(fetched: Fetched, fault: str) -> Non
     rows, width, dtype = fetched.form
     before = await fetched.rig.totals()
     form = (rows - 1, width, dtype) if fault == "rows" else (rows, width // 2, dtype)
-    assert await fetched.ask(fetched.stage(form).arrival) == fetched.answer
+    assert await fetched.ask(fetched.stage(form).prefetched) == fetched.answer
     after = await fetched.rig.totals()
-    assert (after.planned - before.planned, after.tier_arrivals - before.tier_arrivals) == (1, 0)
+    assert (after.planned - before.planned, after.tier_prefetched - before.tier_prefetched) == (1, 0)
     await fetched.is_given_back()
 
 
 async def test_what_came_before_a_reset_is_encoded_after_it(fetched: Fetched) -> None:
-    arrival = fetched.stage().arrival
+    prefetched = fetched.stage().prefetched
     await fetched.rig.engine.reset()
     before = await fetched.rig.totals()
-    assert await fetched.ask(arrival) == fetched.answer
-    assert (await fetched.rig.totals()).tier_arrivals == before.tier_arrivals
+    assert await fetched.ask(prefetched) == fetched.answer
+    assert (await fetched.rig.totals()).tier_prefetched == before.tier_prefetched
     await fetched.is_given_back()
 
 
 @pytest.mark.parametrize("outputs", [0, 1])
 async def test_a_request_that_is_aborted_gives_back_what_came_for_it(fetched: Fetched, outputs: int) -> None:
-    stream = await fetched.rig.engine.submit(fetched.submission(fetched.stage().arrival, max_tokens=64))
+    stream = await fetched.rig.engine.submit(fetched.submission(fetched.stage().prefetched, max_tokens=64))
     reading = aiter(stream)
     for _ in range(outputs):
         await anext(reading)
@@ -151,9 +152,9 @@ async def test_a_request_that_is_aborted_gives_back_what_came_for_it(fetched: Fe
 
 async def test_a_request_that_the_engine_never_gets_gives_back_what_came_for_it(fetched: Fetched) -> None:
     with pytest.raises(InvalidRequest):
-        await fetched.rig.engine.submit(fetched.submission(fetched.stage().arrival, max_tokens=10**6))
+        await fetched.rig.engine.submit(fetched.submission(fetched.stage().prefetched, max_tokens=10**6))
     await fetched.is_given_back()
-    by_reference = replace(fetched.submission(fetched.stage().arrival), features={})
+    by_reference = replace(fetched.submission(fetched.stage().prefetched), features={})
     with pytest.raises(FeatureMissing):
         await fetched.rig.engine.submit(by_reference)
     await fetched.is_given_back()
@@ -162,11 +163,11 @@ async def test_a_request_that_the_engine_never_gets_gives_back_what_came_for_it(
 async def test_several_answers_share_nothing_that_came(fetched: Fetched) -> None:
     before = await fetched.rig.totals()
     stream = await fetched.rig.engine.submit(
-        fetched.submission(fetched.stage().arrival, n=2, temperature=1.0, max_tokens=2)
+        fetched.submission(fetched.stage().prefetched, n=2, temperature=1.0, max_tokens=2)
     )
     assert {output.index async for output in stream} == {0, 1}
     await stream.close()
-    assert (await fetched.rig.totals()).tier_arrivals == before.tier_arrivals
+    assert (await fetched.rig.totals()).tier_prefetched == before.tier_prefetched
     await fetched.is_given_back()
 
 
@@ -183,14 +184,14 @@ async def test_a_storm_of_random_requests_is_answered_as_without_anything_fetche
     expected = [await fetched.rig.answer(one) for one in renderings]
     saved: dict[Digest, tuple[Form, bytes]] = {}
     for one in renderings:
-        shelved = fetched.tier.shelved(one.prompt.items[0].digest)
-        assert shelved is not None
-        saved[one.prompt.items[0].digest] = (shelved.form, b"".join(shelved.buffers))
+        cached_output = fetched.tier.cached_output(one.prompt.items[0].digest)
+        assert cached_output is not None
+        saved[one.prompt.items[0].digest] = (cached_output.form, b"".join(cached_output.buffers))
     for _ in range(5):
         await fetched.rig.engine.reset()
         for rendering, answer in zip(renderings, expected, strict=True):
             digest = rendering.prompt.items[0].digest
             form, content = saved[digest]
             other = replace(fetched, rendered=rendering, digest=digest, form=form, content=content)
-            assert await other.ask(other.stage().arrival) == answer
+            assert await other.ask(other.stage().prefetched) == answer
     await fetched.is_given_back()

@@ -1,4 +1,4 @@
-"""The page between an engine core and the process that embeds it: events, tickets, epochs. No engine, no vLLM."""
+"""The page between an engine core and the process that embeds it: events, leases, epochs. No engine, no vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from semel.core import Digest
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
-from semel.engine.vllm.tier.page import TICKET_SLOTS, TierPage
+from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage
 
 RING = 4_096
 FORM = (7, 128, "torch.bfloat16")
@@ -187,9 +187,9 @@ def test_a_real_process_that_is_killed_in_the_middle_leaves_whole_records() -> N
     assert all(isinstance(event, Saved) and event == saved(event.transfer) for event in events)
 
 
-def test_a_ticket_is_done_in_its_own_generation_only_and_never_forgotten() -> None:
+def test_a_lease_is_done_in_its_own_generation_only_and_never_forgotten() -> None:
     page = TierPage.create()
-    first, second = TICKET_SLOTS + 3, 2 * TICKET_SLOTS + 3
+    first, second = LEASE_SLOTS + 3, 2 * LEASE_SLOTS + 3
     page.use(first)
     assert (page.is_used(first), page.is_done(first), page.is_used(second)) == (True, False, False)
     page.finish(first)

@@ -111,7 +111,9 @@ def test_the_loader_is_that_of_the_model_s_video_processor(tmp_path: Path, kind:
 
     def loader(**video: object) -> VideoLoader:
         own = SimpleNamespace(media_io_kwargs={"video": video})
-        return VideoLoader.of(SimpleNamespace(model=str(tmp_path), revision=None, get_multimodal_config=lambda: own))
+        return VideoLoader.from_config(
+            SimpleNamespace(model=str(tmp_path), revision=None, get_multimodal_config=lambda: own)
+        )
 
     assert type(loader().media_io.video_loader) is VIDEO_LOADER_REGISTRY.name2class[name]
     chosen = loader(video_backend="glm46v", num_frames=7)

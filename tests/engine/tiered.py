@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from semel.core import Arrival, Digest, Form
-from semel.engine.vllm.compat.internals import SCHEDULER, SHIPPING_SCHEDULER
-from semel.engine.vllm.tier.arrival_params import Staging, arrival_params
+from semel.core import Digest, Form, PrefetchedOutput
+from semel.engine.protocol import StagedOutput
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, SCHEDULER
 from semel.engine.vllm.tier.config import TierConfig
-from semel.engine.vllm.tier.host import HostTier, Staged
+from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.page import TierPage
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.prefetch_params import Staging, prefetch_params
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.lab.bench.stepping import Kind, Step, Stepper
 
 WIDTH = 128
@@ -53,7 +54,7 @@ class Tiered:
         self.tensors: list[dict[str, Any]] = [{} for _ in range(ranks)]
         self.weights = 0
         self.encodes = 0
-        self.scribbled: list[Staged] = []
+        self.scribbled: list[StagedOutput] = []
         self.steps_ahead = steps_ahead
         self.unanswered: list[tuple[Step, Any]] = []
         self.loses: Callable[[], bool] = lambda: False
@@ -64,16 +65,18 @@ class Tiered:
     def totals(self) -> Any:
         return self.scheduler.encoder_cache_manager.totals
 
-    def add(self, name: str, items: list[int], arrivals: tuple[Arrival, ...] = (), **options: Any) -> None:
+    def add(
+        self, name: str, items: list[int], prefetched_outputs: tuple[PrefetchedOutput, ...] = (), **options: Any
+    ) -> None:
         placed = [(identifier(number), 2 + index * (ROWS + 1), ROWS) for index, number in enumerate(items)]
         request = self.stepper.request(name, placed, tokens=4 + len(items) * (ROWS + 1), **options)
-        if arrivals:
+        if prefetched_outputs:
             assert self.host is not None
-            self.host.submit(arrivals)
-            request.ec_transfer_params = arrival_params(arrivals)
+            self.host.submit(prefetched_outputs)
+            request.ec_transfer_params = prefetch_params(prefetched_outputs)
         self.scheduler.add_request(request)
 
-    def fetch(self, number: int, form: Form = FORM) -> Staged | None:
+    def fetch(self, number: int, form: Form = FORM) -> StagedOutput | None:
         """What a worker fetches: an item's output under these weights. None if there is no room for it."""
         assert self.host is not None
         staged = self.host.stage(Digest(bytes.fromhex(identifier(number))), form)
@@ -148,7 +151,7 @@ class Tiered:
         """Add a request with what could be fetched for it."""
         wanted = [number for number in dict.fromkeys(items) if rng.random() < 0.5]
         staged = [one for number in wanted if (one := self.fetch(number)) is not None]
-        self.add(name, items, tuple(one.arrival for one in staged), **options)
+        self.add(name, items, tuple(one.prefetched for one in staged), **options)
 
     def run(self, requests: list[tuple[list[int], int]], interfere: Callable[[], None] = lambda: None) -> list[str]:
         """Two new requests with each step, to their ends."""
@@ -192,14 +195,14 @@ def create(tiny: Callable[[str], Path]) -> Make:
     def made(
         kind: Kind = "cache", *, ranks: int = 1, is_async: bool = False, fleet: bool = False, **arguments: Any
     ) -> Tiered:
-        region, page = path_of(create_file("test-tier")), TierPage.create() if fleet else None
+        region, page = descriptor_path(create_file("test-tier")), TierPage.create() if fleet else None
         tier = TierConfig(TIER_ROWS * BLOCK_BYTES, region)
         if page is not None:
             nbytes = (TIER_ROWS + STAGING_ROWS) * BLOCK_BYTES
             tier = TierConfig(nbytes, region, page=page.path, staging=STAGING_ROWS * BLOCK_BYTES)
         plugs = tier.arguments
         options = {
-            "scheduler_cls": SHIPPING_SCHEDULER if kind == "cache" else SCHEDULER,
+            "scheduler_cls": LAZY_TRANSFER_SCHEDULER if kind == "cache" else SCHEDULER,
             "tokens_per_step": 64,
             "kv_blocks": 20,
             "encoder_embeds": 3 * ROWS,

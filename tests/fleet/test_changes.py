@@ -39,7 +39,7 @@ class CountingFleet(Fleet):
 
 
 class Restless(RemoteWorker):
-    """The control: every failed attempt to reach it is news."""
+    """The control: every failed attempt to reach it is reported."""
 
     def _become(self, contract: Contract | None, reason: str) -> None:
         self._contract, self._reason = contract, reason
@@ -80,7 +80,7 @@ async def _reviews(folder: Path, kind: type[RemoteWorker], monkeypatch: pytest.M
         return fleet.reviews - before
 
 
-async def test_a_worker_that_stays_away_is_no_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_stays_away_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _reviews(tmp_path, RemoteWorker, monkeypatch) == 0
 
 

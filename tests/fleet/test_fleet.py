@@ -215,7 +215,7 @@ async def test_a_frontend_and_a_worker_that_are_killed_fail_nothing_but_what_the
         for gauge in (metrics.LEASES, metrics.WORKER_RUNNING):
             until(lambda node=node, gauge=gauge: sum_of(node.metrics(), gauge.name) == 0, END_S)  # type: ignore[misc]
     left = fleet.workers[0].metrics()
-    assert sum_of(left, metrics.DESK_BYTES.name) == 0
+    assert sum_of(left, metrics.INTAKE_BYTES.name) == 0
     assert sum_of(left, metrics.MM_CACHE_ITEMS.name) <= ITEMS_HELD
 
 

@@ -187,12 +187,12 @@ def simulate(trace: Trace, policy: Policy) -> Outcome:
     encoded: list[set[Digest]] = [set() for _ in workers]
     met: list[set[bytes]] = [set() for _ in workers]
     encodes = prefills = 0
-    news: list[tuple[float, int, int, int, int, tuple[Digest, ...]]] = []
+    updates: list[tuple[float, int, int, int, int, tuple[Digest, ...]]] = []
     """When which frontend learns of which worker how its load has changed and what it holds."""
 
     for number, request in enumerate(trace.requests):
-        while news and news[0][0] <= request.at:
-            _, _, frontend, worker, change, items = heappop(news)
+        while updates and updates[0][0] <= request.at:
+            _, _, frontend, worker, change, items = heappop(updates)
             views[frontend].loads[worker] += change
             views[frontend].held[worker].update(items)
         worker = policy(number, views[request.frontend], request)
@@ -206,8 +206,8 @@ def simulate(trace: Trace, policy: Policy) -> Outcome:
             if frontend == request.frontend:
                 view.loads[worker] += 1
                 view.held[worker].update(request.items)
-                heappush(news, (end, number, frontend, worker, -1, ()))
+                heappush(updates, (end, number, frontend, worker, -1, ()))
             else:
-                heappush(news, (request.at + LAG_S, number, frontend, worker, 1, request.items))
-                heappush(news, (end + LAG_S, number, frontend, worker, -1, ()))
+                heappush(updates, (request.at + LAG_S, number, frontend, worker, 1, request.items))
+                heappush(updates, (end + LAG_S, number, frontend, worker, -1, ()))
     return Outcome(max(free), encodes, prefills)

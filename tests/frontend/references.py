@@ -19,8 +19,8 @@ from semel.errors import RequestError, ServiceError
 from semel.render import ChatRenderer, ChatRequest, Pipeline
 from semel.render.file_sources import FileSources
 from semel.store.file import StoredFile
-from semel.store.index import SMALLEST_BYTES, charge_of, newest
-from semel.store.names import file_id, file_of, owner_of, public_id
+from semel.store.index import SMALLEST_BYTES, charged_bytes, newest
+from semel.store.names import file_id, owner_name, parse_object_path, public_id
 from semel.store.objects import BucketObjects
 from semel.store.store import ObjectMediaStore
 from tests.render.drawn import drawn
@@ -53,7 +53,7 @@ CAPACITY: Final = 4 * SMALLEST_BYTES
 TTL_S: Final = 100
 STORE_TIMEOUT_S: Final = 600.0
 TENANTS: Final = (Tenant("acme"), Tenant("acme", "salt"), Tenant("umbra"))
-OWNERS: Final = {owner_of(name, KEY): name for name in ("acme", "umbra")}
+OWNERS: Final = {owner_name(name, KEY): name for name in ("acme", "umbra")}
 TEXT: Final = 6
 HUGE: Final = 7
 CONTENTS: Final = (
@@ -331,8 +331,8 @@ class Model:
 
     def _check_gone(self, gone: set[tuple[str, int]], room_for: tuple[str, int] | None) -> None:
         """Files go for want of room, no more than have to, and first those of whoever has too much."""
-        charges = {file: charge_of(len(CONTENTS[file[1]])) for file in self.live()}
-        new = 0 if room_for is None else charge_of(len(CONTENTS[room_for[1]]))
+        charges = {file: charged_bytes(len(CONTENTS[file[1]])) for file in self.live()}
+        new = 0 if room_for is None else charged_bytes(len(CONTENTS[room_for[1]]))
         stays = sum(charge for file, charge in charges.items() if file not in gone)  # also what is being replaced
         assert stays + new + max(charges[file] for file in gone) > CAPACITY, "files are gone though there was room"
         names = {name for name, _ in charges} | ({room_for[0]} if room_for else set())
@@ -507,7 +507,7 @@ class World:
         found: dict[Digest, list[StoredFile]] = {}
         async for page in self.objects.objects.list("media-1"):
             for path, nbytes in page:
-                if (file := file_of(path, nbytes)) is not None:
+                if (file := parse_object_path(path, nbytes)) is not None:
                     assert OWNERS[file.owner] == FILES[file.id][0]
                     found.setdefault(file.id, []).append(file)
         return {FILES[one]: file for one, files in found.items() if (file := newest(files, -1.0)) is not None}

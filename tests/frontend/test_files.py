@@ -180,7 +180,7 @@ async def test_a_foreign_file_is_answered_as_an_unknown_one_byte_for_byte_and_af
 async def test_mutant_a_store_that_knows_no_tenants_tells_foreign_files(
     served: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.store.store.owner_of", lambda _, key: f"{key.id}-{'0' * 32}")
+    monkeypatch.setattr("semel.store.store.owner_name", lambda _, key: f"{key.id}-{'0' * 32}")
     file_id = (await send(served)).json()["id"]
     reply = await served.client.get(f"{FILES}/{file_id}", headers={"authorization": f"Bearer {UMBRA}"})
     assert reply.status_code == 200

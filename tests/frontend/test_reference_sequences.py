@@ -16,7 +16,7 @@ from semel.render import ChatRenderer
 from semel.render.media.names import MediaNames, _key_of
 from semel.store import store as store_module
 from semel.store.index import FileIndex, newest
-from semel.store.names import file_id, owner_of
+from semel.store.names import file_id, owner_name
 from semel.store.protocol import Payer
 from semel.store.store import ObjectMediaStore
 from tests.effort import examples
@@ -167,7 +167,7 @@ def _no_expiry(patch: pytest.MonkeyPatch) -> None:
 
 
 def _files_of_everybody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store_module, "owner_of", lambda _, key: owner_of("acme", key))
+    patch.setattr(store_module, "owner_name", lambda _, key: owner_name("acme", key))
 
 
 def _index_keeps_what_is_deleted(patch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def _delete_first(patch: pytest.MonkeyPatch) -> None:
     put = ObjectMediaStore.put
 
     async def mutant(self: ObjectMediaStore, tenant: str, upload: Any, *pin: Any) -> Any:
-        payer = Payer(owner_of(tenant, KEY))
+        payer = Payer(owner_name(tenant, KEY))
         await self._try_to_delete(await self._objects_of(payer, file_id(upload.content, tenant, KEY)), payer)
         return await put(self, tenant, upload, *pin)
 

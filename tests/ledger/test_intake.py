@@ -1,4 +1,4 @@
-"""The desk: a feature is kept as long as a request uses it, and a request waits for what will come."""
+"""The intake: a feature is kept as long as a request uses it, and a request waits for what will come."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ READY = Opened((), is_ready=True)
 
 
 class Rig:
-    """A desk with one frontend, unless another is named, and an engine that holds `held`."""
+    """An intake with one frontend, unless another is named, and an engine that holds `held`."""
 
     def __init__(self) -> None:
-        self.desk: Intake[str] = Intake()
+        self.intake: Intake[str] = Intake()
         self.held: set[Digest] = set()
 
     def open(self, request: str, digests: Iterable[Digest], payloads: Iterable[Digest] = (), peer: str = "x") -> Opened:
-        return self.desk.open(peer, request, digests, payloads, self.held.__contains__)
+        return self.intake.open(peer, request, digests, payloads, self.held.__contains__)
 
     def arrive(self, digest: Digest, peer: str = "x") -> list[str]:
-        return self.desk.arrive(peer, digest, FEATURES[digest])
+        return self.intake.arrive(peer, digest, FEATURES[digest])
 
     def features(self, request: str, peer: str = "x") -> set[Digest]:
-        return set(self.desk.features(peer, request))
+        return set(self.intake.features(peer, request))
 
     def is_empty(self) -> bool:
-        return (len(self.desk), self.desk.nbytes, self.desk._sessions, self.desk._at_hand) == (0, 0, {}, {})
+        return (len(self.intake), self.intake.nbytes, self.intake._sessions, self.intake._at_hand) == (0, 0, {}, {})
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def rig() -> Rig:
 
 def test_a_request_waits_for_its_payloads_D1(rig: Rig) -> None:
     assert rig.open("r", [A, B, A], [A, B]) == Opened((), is_ready=False)
-    assert (rig.arrive(A), rig.desk.is_ready("x", "r"), rig.desk.waiting) == ([], False, 1)
-    assert (rig.arrive(B), rig.desk.is_ready("x", "r"), rig.desk.waiting) == (["r"], True, 0)
+    assert (rig.arrive(A), rig.intake.is_ready("x", "r"), rig.intake.waiting) == ([], False, 1)
+    assert (rig.arrive(B), rig.intake.is_ready("x", "r"), rig.intake.waiting) == (["r"], True, 0)
     assert rig.features("r") == {A, B}
-    assert rig.desk.nbytes == FEATURES[A].nbytes + FEATURES[B].nbytes
-    assert rig.desk.close("x", "r")
+    assert rig.intake.nbytes == FEATURES[A].nbytes + FEATURES[B].nbytes
+    assert rig.intake.close("x", "r")
     assert rig.is_empty()
-    assert not rig.desk.close("x", "r")
-    assert not rig.desk.is_ready("x", "r")
+    assert not rig.intake.close("x", "r")
+    assert not rig.intake.is_ready("x", "r")
 
 
 def test_what_the_engine_holds_is_not_waited_for_D1(rig: Rig) -> None:
@@ -74,11 +74,11 @@ def test_what_another_request_has_at_hand_is_used_whoever_sent_it_D1(rig: Rig) -
     rig.arrive(A)
     assert rig.open("s", [A]) == READY
     assert rig.open("s", [A], peer="y") == READY
-    assert rig.desk.nbytes == FEATURES[A].nbytes
-    rig.desk.close("x", "r")
-    rig.desk.close("x", "s")
+    assert rig.intake.nbytes == FEATURES[A].nbytes
+    rig.intake.close("x", "r")
+    rig.intake.close("x", "s")
     assert rig.features("s", "y") == {A}
-    rig.desk.forget("y")
+    rig.intake.forget("y")
     assert rig.is_empty()
 
 
@@ -86,9 +86,9 @@ def test_a_feature_that_comes_from_two_frontends_is_kept_once_D1(rig: Rig) -> No
     rig.open("r", [A], [A])
     rig.open("r", [A], [A], peer="y")
     rig.arrive(A)
-    assert rig.desk.arrive("y", A, feature_of(A)) == ["r"]
-    assert rig.desk.features("x", "r")[A] is rig.desk.features("y", "r")[A]
-    assert rig.desk.nbytes == FEATURES[A].nbytes
+    assert rig.intake.arrive("y", A, feature_of(A)) == ["r"]
+    assert rig.intake.features("x", "r")[A] is rig.intake.features("y", "r")[A]
+    assert rig.intake.nbytes == FEATURES[A].nbytes
 
 
 def test_what_another_request_of_the_session_promised_is_waited_for_D1(rig: Rig) -> None:
@@ -96,22 +96,22 @@ def test_what_another_request_of_the_session_promised_is_waited_for_D1(rig: Rig)
     assert rig.open("s", [A]) == Opened((), is_ready=False)
     assert rig.open("s", [A], peer="y") == Opened((A,), is_ready=False)
     assert rig.arrive(A) == ["r", "s"]
-    assert not rig.desk.is_ready("y", "s")
+    assert not rig.intake.is_ready("y", "s")
 
 
 def test_a_promise_outlives_its_request_while_another_waits_D3(rig: Rig) -> None:
     rig.open("r", [A], [A])
     rig.open("s", [A])
-    rig.desk.close("x", "r")
+    rig.intake.close("x", "r")
     assert rig.open("t", [A]) == Opened((), is_ready=False)
-    rig.desk.close("x", "s")
+    rig.intake.close("x", "s")
     assert rig.arrive(A) == ["t"]
 
 
 def test_a_promise_ends_when_nobody_waits_for_it_D3(rig: Rig) -> None:
     rig.open("r", [A], [A])
     rig.open("other", [B], [B])
-    rig.desk.close("x", "r")
+    rig.intake.close("x", "r")
     assert rig.arrive(A) == []
     assert rig.open("s", [A]) == Opened((A,), is_ready=False)
 
@@ -119,7 +119,7 @@ def test_a_promise_ends_when_nobody_waits_for_it_D3(rig: Rig) -> None:
 def test_what_another_request_has_asked_for_is_no_promise_D3(rig: Rig) -> None:
     assert rig.open("r", [A]).needed == (A,)
     assert rig.open("s", [A]).needed == (A,)
-    rig.desk.close("x", "r")
+    rig.intake.close("x", "r")
     assert rig.arrive(A) == ["s"]
 
 
@@ -128,7 +128,7 @@ def test_a_feature_that_nobody_waits_for_is_dropped_D3(rig: Rig) -> None:
     rig.open("r", [A], [A])
     assert rig.arrive(A) == ["r"]
     assert rig.arrive(A) == []
-    rig.desk.close("x", "r")
+    rig.intake.close("x", "r")
     assert rig.is_empty()
 
 
@@ -138,12 +138,12 @@ def test_what_the_engine_misses_is_used_awaited_or_asked_for_D3(rig: Rig) -> Non
     rig.open("has", [A], [A])
     rig.arrive(A)
     rig.open("awaits", [B], [B])
-    assert rig.desk.missing("x", "r", [C, B, A]) == (C,)
+    assert rig.intake.missing("x", "r", [C, B, A]) == (C,)
     assert rig.features("r") == {A}
     assert rig.arrive(B) == ["awaits"]
     assert rig.arrive(C) == ["r"]
-    rig.desk.close("x", "has")
-    rig.desk.close("x", "awaits")
+    rig.intake.close("x", "has")
+    rig.intake.close("x", "awaits")
     assert rig.features("r") == {A, B, C}
 
 
@@ -152,15 +152,15 @@ def test_a_request_that_finds_at_hand_all_that_the_engine_missed_stays_ready_D3(
     rig.open("r", [A])
     rig.open("has", [A], [A])
     rig.arrive(A)
-    assert rig.desk.missing("x", "r", [A]) == ()
-    assert rig.desk.is_ready("x", "r")
+    assert rig.intake.missing("x", "r", [A]) == ()
+    assert rig.intake.is_ready("x", "r")
 
 
 def test_a_request_that_was_closed_while_the_engine_looked_needs_nothing_D3(rig: Rig) -> None:
     rig.held = {A}
-    assert rig.desk.missing("x", "r", [A]) == ()
+    assert rig.intake.missing("x", "r", [A]) == ()
     rig.open("other", [A])
-    assert rig.desk.missing("x", "r", [A]) == ()
+    assert rig.intake.missing("x", "r", [A]) == ()
 
 
 @pytest.mark.parametrize("missing", [[A], [C], []], ids=["given", "foreign", "nothing"])
@@ -169,19 +169,19 @@ def test_an_engine_that_misses_what_it_need_not_hold_has_failed(rig: Rig, missin
     rig.open("r", [A, B], [A])
     rig.arrive(A)
     with pytest.raises(EngineFailed, match="request r"):
-        rig.desk.missing("x", "r", missing)
+        rig.intake.missing("x", "r", missing)
 
 
 def test_a_request_that_is_taken_up_again_asks_even_for_what_is_promised_D3(rig: Rig) -> None:
     rig.open("sends", [A], [A])
     rig.open("has", [B], [B])
     rig.arrive(B)
-    assert rig.desk.reopen("x", "r", [A, B, C], [A, B]) == Opened((A,), is_ready=False)
+    assert rig.intake.reopen("x", "r", [A, B, C], [A, B]) == Opened((A,), is_ready=False)
     assert rig.features("r") == {B}
-    rig.desk.close("x", "sends")
+    rig.intake.close("x", "sends")
     assert rig.open("s", [A]).needed == (A,)
     assert rig.arrive(A) == ["r", "s"]
-    assert rig.desk.missing("x", "r", [C]) == (C,)
+    assert rig.intake.missing("x", "r", [C]) == (C,)
 
 
 def test_a_request_id_is_open_once_for_each_peer(rig: Rig) -> None:
@@ -189,8 +189,8 @@ def test_a_request_id_is_open_once_for_each_peer(rig: Rig) -> None:
     rig.open("r", [A], peer="y")
     with pytest.raises(ProtocolError, match="request r was submitted twice"):
         rig.open("r", [B], [B])
-    rig.desk.forget("x")
-    rig.desk.forget("y")
+    rig.intake.forget("x")
+    rig.intake.forget("y")
     assert rig.is_empty()
 
 
@@ -204,7 +204,7 @@ def test_forgetting_a_peer_leaves_the_others_alone_D3(rig: Rig) -> None:
     rig.open("r", [A, B], [A, B])
     rig.arrive(A)
     rig.open("r", [A], peer="y")
-    rig.desk.forget("x")
-    rig.desk.forget("x")
+    rig.intake.forget("x")
+    rig.intake.forget("x")
     assert rig.arrive(B) == []
-    assert (len(rig.desk), rig.features("r", "y")) == (1, {A})
+    assert (len(rig.intake), rig.features("r", "y")) == (1, {A})

@@ -1,4 +1,4 @@
-"""Ledgers, holdings and desks of a small fleet, driven with whatever hypothesis thinks of (D1-D3, D5).
+"""Ledgers, holdings and intakes of a small fleet, driven with whatever hypothesis thinks of (D1-D3, D5).
 
 Up to four frontends and three workers; messages of different sessions interleave at will, sessions break, processes
 crash, engines evict, refuse and lose items, operators inject and reset. Whatever happened, a request that was not given
@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from semel.core import Digest, Feature
 from semel.errors import ProtocolError
 from semel.ledger import Announcement, Holdings, Intake, Ledger, Opened, holdings
-from semel.worker.news import Bulletin, News
+from semel.worker.cache_updates import CacheUpdates, StateDelta
 from tests.effort import examples
 from tests.ledger.examples import DIGESTS
 from tests.ledger.world import World
@@ -190,7 +190,7 @@ PAIRS: Final = (World.evict, World.inject, World.lose_feature)
 def wander(seed: int, num_steps: int, **kinds: Callable[[], Any]) -> None:
     """A random walk through a world of a random shape, in which some things happen often and others never."""
     random = Random(seed)
-    kinds = {"news_kind": lambda: News(holdings=Holdings(max_log=random.choice((2, 4, 65_536)))), **kinds}
+    kinds = {"updates_kind": lambda: CacheUpdates(holdings=Holdings(max_log=random.choice((2, 4, 65_536)))), **kinds}
     world = World(random.randint(1, 4), random.randint(1, 3), random.choice(CAPACITIES), **kinds)
     weights = [weight * random.choice((0, 1, 1, 3)) for weight in WEIGHTS.values()]
     weights[0] += 1
@@ -315,15 +315,15 @@ class Lying(Holdings[int]):
         return told if told[0].since is None else [Announcement(known, self.number)]
 
 
-class Silent(News[int]):
+class Silent(CacheUpdates[int]):
     """Tells the one whom it concerns when it tells everybody."""
 
-    def concerning(self, _: int) -> list[Bulletin[int]]:
+    def concerning(self, _: int) -> list[StateDelta[int]]:
         return []
 
 
-def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
-    return lambda: News(holdings=holdings_kind(max_log=4))
+def updates_with(holdings_kind: type[Holdings[int]]) -> Callable[[], CacheUpdates[int]]:
+    return lambda: CacheUpdates(holdings=holdings_kind(max_log=4))
 
 
 @pytest.mark.slow
@@ -332,10 +332,10 @@ def news_with(holdings_kind: type[Holdings[int]]) -> Callable[[], News[int]]:
     [
         {"ledger_kind": Careless},
         {"ledger_kind": Credulous},
-        {"desk_kind": Hopeful},
-        *({"desk_kind": kind} for kind in (CountsItems, CountsReady, CountsClosed, CountsForgotten)),
-        {"news_kind": Silent},
-        *({"news_kind": news_with(kind)} for kind in (Secretive, Skipping, Lying)),
+        {"intake_kind": Hopeful},
+        *({"intake_kind": kind} for kind in (CountsItems, CountsReady, CountsClosed, CountsForgotten)),
+        {"updates_kind": Silent},
+        *({"updates_kind": updates_with(kind)} for kind in (Secretive, Skipping, Lying)),
     ],
     ids=[
         *("careless", "credulous", "hopeful"),
@@ -352,9 +352,9 @@ def test_the_world_notices_a_broken_rule(kinds: dict[str, Callable[[], Any]]) ->
 # What is too rare for chance.
 
 
-def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Intake[int]]) -> World:
+def with_a_request_that_the_engine_took_by_reference(intake_kind: type[Intake[int]]) -> World:
     """The engine has since evicted the item, the frontend knows, and sends it again with r2, which is not there yet."""
-    world = World(1, 1, 9, desk_kind=desk_kind)
+    world = World(1, 1, 9, intake_kind=intake_kind)
     for _ in range(2):
         world.submit(0, 0, [0])
         while world.deliver(0) or world.engine_submits(0):
@@ -368,8 +368,8 @@ def with_a_request_that_the_engine_took_by_reference(desk_kind: type[Intake[int]
     return world
 
 
-def abort_what_brings_the_item(desk_kind: type[Intake[int]]) -> None:
-    world = with_a_request_that_the_engine_took_by_reference(desk_kind)
+def abort_what_brings_the_item(intake_kind: type[Intake[int]]) -> None:
+    world = with_a_request_that_the_engine_took_by_reference(intake_kind)
     world.engine_misses(0)
     world.abort(2)
     assert not world.sessions[0, 0].bulk

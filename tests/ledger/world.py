@@ -1,4 +1,4 @@
-"""A small world: frontends and workers with real ledgers, holdings and desks around simulated engines and sessions.
+"""A small world: frontends and workers with real ledgers, holdings and intakes around simulated engines and sessions.
 
 Every method that a driver may call is one step, and takes numbers, of which it uses what it can: a driver draws them
 from hypothesis or from a seeded generator. `check` holds the invariants after any step, `drain` lets everything come to
@@ -17,7 +17,7 @@ from typing import Literal
 from semel.core import Digest, Feature, FeatureInfo
 from semel.errors import FeatureMissing
 from semel.ledger import Announcement, Holdings, Intake, Ledger
-from semel.worker.news import Bulletin, News
+from semel.worker.cache_updates import CacheUpdates, StateDelta
 from tests.ledger.examples import DIGESTS, FEATURES, HOLDINGS, content_of
 
 
@@ -159,13 +159,13 @@ class Worker:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
-        self.news = world.news_kind()
+        self.updates = world.updates_kind()
         self.incarnation = world.next_incarnation()
-        self.desk = world.desk_kind()
+        self.intake = world.intake_kind()
         self.store = Store(
             world.capacity,
-            lambda digest, holding: self.news.hold(digest, holding, world.now),
-            lambda digest: self.news.drop(digest, world.now),
+            lambda digest, holding: self.updates.hold(digest, holding, world.now),
+            lambda digest: self.updates.drop(digest, world.now),
         )
         self.open: dict[Owner, tuple[Digest, ...]] = {}
         self.running: dict[Owner, tuple[tuple[Digest, ...], set[Digest]]] = {}
@@ -173,7 +173,7 @@ class Worker:
 
     @property
     def holdings(self) -> Holdings[int]:
-        return self.news.holdings
+        return self.updates.holdings
 
     def meet(self, frontend: Frontend) -> None:
         """A session begins."""
@@ -183,33 +183,33 @@ class Worker:
         known = resume[1] if resume is not None and resume[0] == self.incarnation else None
         if known is None:
             frontend.slow[self.number].announced.clear()
-        self.publish(self.news.join(frontend.number, known))
+        self.publish(self.updates.join(frontend.number, known))
 
-    def publish(self, bulletins: Iterable[Bulletin[int]]) -> None:
-        for bulletin in bulletins:
-            for peer in bulletin.peers:
-                self.world.sessions[peer, self.number].to_frontend.append(bulletin.announcement)
+    def publish(self, deltas: Iterable[StateDelta[int]]) -> None:
+        for delta in deltas:
+            for peer in delta.peers:
+                self.world.sessions[peer, self.number].to_frontend.append(delta.announcement)
 
     def say(self, frontend: int, message: ToFrontend) -> None:
         """What is new goes ahead of a message about a request."""
-        self.publish(self.news.concerning(frontend))
+        self.publish(self.updates.concerning(frontend))
         self.world.sessions[frontend, self.number].to_frontend.append(message)
 
     def announce(self) -> None:
         """A turn of a round."""
-        self.publish(self.news.next_turn(self.world.now))
+        self.publish(self.updates.next_turn(self.world.now))
 
     def send_slice(self, frontend: int) -> bool:
         """The next slice of a snapshot; whether there was one."""
-        bulletin = self.news.next_slice(frontend)
-        self.publish([] if bulletin is None else [bulletin])
-        return bulletin is not None
+        delta = self.updates.next_slice(frontend)
+        self.publish([] if delta is None else [delta])
+        return delta is not None
 
     def tell_the_rest(self) -> None:
         for frontend in range(len(self.world.frontends)):
             while self.send_slice(frontend):
                 pass
-        while self.news.due < inf:
+        while self.updates.due < inf:
             self.announce()
 
     def read(self, frontend: int, message: ToWorker) -> None:
@@ -218,9 +218,9 @@ class Worker:
             self.close(owner)
             self.running.pop(owner, None)
             return
-        opened = self.desk.open(*owner, message.digests, message.payloads, self.holdings.__contains__)
+        opened = self.intake.open(*owner, message.digests, message.payloads, self.holdings.__contains__)
         self.open[owner] = message.digests
-        assert opened.is_ready == self.desk.is_ready(*owner)
+        assert opened.is_ready == self.intake.is_ready(*owner)
         self.ask(owner, opened.needed)
 
     def ask(self, owner: Owner, digests: tuple[Digest, ...]) -> None:
@@ -228,25 +228,25 @@ class Worker:
             self.say(owner[0], Need(owner[1], digests))
 
     def close(self, owner: Owner) -> None:
-        assert self.desk.close(*owner) == (self.open.pop(owner, None) is not None)
+        assert self.intake.close(*owner) == (self.open.pop(owner, None) is not None)
 
     def lose(self, frontend: int) -> None:
         """The session has ended, and a new one begins."""
-        self.desk.forget(frontend)
-        self.news.leave(frontend)
+        self.intake.forget(frontend)
+        self.updates.leave(frontend)
         self.open = {owner: digests for owner, digests in self.open.items() if owner[0] != frontend}
         self.running = {owner: taken for owner, taken in self.running.items() if owner[0] != frontend}
 
     def ready(self) -> list[Owner]:
-        return [owner for owner in self.open if self.desk.is_ready(*owner)]
+        return [owner for owner in self.open if self.intake.is_ready(*owner)]
 
     def submit(self, owner: Owner) -> None:
         try:
-            referred = self.store.submit(self.open[owner], self.desk.features(*owner))
+            referred = self.store.submit(self.open[owner], self.intake.features(*owner))
         except FeatureMissing as missing:
             self.world.rounds[owner[1]] += 1
             assert self.world.rounds[owner[1]] <= len(set(self.open[owner])), "more rounds than digests"
-            self.ask(owner, self.desk.missing(*owner, [Digest(digest) for digest in missing.digests]))
+            self.ask(owner, self.intake.missing(*owner, [Digest(digest) for digest in missing.digests]))
             return
         self.running[owner] = self.open[owner], referred
         self.world.took(owner[1])
@@ -266,7 +266,7 @@ class Worker:
         self.world.rounds[owner[1]] = 0
         for digest in referred:
             self.store.evict(digest)
-        opened = self.desk.reopen(*owner, digests, sorted(referred))
+        opened = self.intake.reopen(*owner, digests, sorted(referred))
         self.open[owner] = digests
         self.ask(owner, opened.needed)
 
@@ -357,12 +357,12 @@ class World:
         capacity: int,
         *,
         ledger_kind: Callable[[], Ledger] = Ledger,
-        desk_kind: Callable[[], Intake[int]] = Intake,
-        news_kind: Callable[[], News[int]] = News,
+        intake_kind: Callable[[], Intake[int]] = Intake,
+        updates_kind: Callable[[], CacheUpdates[int]] = CacheUpdates,
     ) -> None:
         self.num_workers = num_workers
         self.capacity = capacity * Digest.size
-        self.ledger_kind, self.desk_kind, self.news_kind = ledger_kind, desk_kind, news_kind
+        self.ledger_kind, self.intake_kind, self.updates_kind = ledger_kind, intake_kind, updates_kind
         self.now = 0.0
         self.incarnations = 0
         self.sessions = {(f, w): Session() for f in range(num_frontends) for w in range(num_workers)}
@@ -418,9 +418,9 @@ class World:
 
     def _bulk(self, frontend: int, worker: int, transfer: Transfer) -> None:
         self.sessions[frontend, worker].bulk.remove(transfer)
-        desk = self.workers[worker].desk
-        for request in desk.arrive(frontend, transfer.digest, FEATURES[transfer.digest]):
-            assert desk.is_ready(frontend, request)
+        intake = self.workers[worker].intake
+        for request in intake.arrive(frontend, transfer.digest, FEATURES[transfer.digest]):
+            assert intake.is_ready(frontend, request)
 
     def send_out(self, which: int) -> None:
         """The last byte of a feature leaves its frontend."""
@@ -546,20 +546,20 @@ class World:
                     assert ledger.holding(digest) == (HOLDINGS[digest] if digest in slow.announced else None)
 
     def _check_worker(self, worker: Worker) -> None:
-        store, holdings, desk = worker.store, worker.holdings, worker.desk
+        store, holdings, intake = worker.store, worker.holdings, worker.intake
         assert store.nbytes <= store.capacity
         assert (len(holdings), holdings.nbytes) == (len(store.items), store.nbytes)
         assert all(digest in holdings for digest in store.items)
-        at_hand = {digest: feature for owner in worker.open for digest, feature in desk.features(*owner).items()}
+        at_hand = {digest: feature for owner in worker.open for digest, feature in intake.features(*owner).items()}
         assert all(content_of(feature) == digest for digest, feature in at_hand.items())
-        assert desk.nbytes == sum(feature.nbytes for feature in at_hand.values())
-        assert len(desk) == len(worker.open)
-        assert desk.waiting == len(worker.open) - len(worker.ready())
-        assert desk.waiting == sum(
-            bool(one.awaited) for each in desk._sessions.values() for one in each.requests.values()
+        assert intake.nbytes == sum(feature.nbytes for feature in at_hand.values())
+        assert len(intake) == len(worker.open)
+        assert intake.waiting == len(worker.open) - len(worker.ready())
+        assert intake.waiting == sum(
+            bool(one.awaited) for each in intake._sessions.values() for one in each.requests.values()
         )
-        assert desk._at_hand.keys() == at_hand.keys()
-        assert desk._sessions.keys() == {frontend for frontend, _ in worker.open}
+        assert intake._at_hand.keys() == at_hand.keys()
+        assert intake._sessions.keys() == {frontend for frontend, _ in worker.open}
 
     def drain(self) -> None:
         """Let everything under way come to its end; then every good request was answered, and all agree."""

@@ -38,11 +38,11 @@ from semel.processing.pool.pipe import (
     Made,
     TensorHead,
     decode_answer,
+    decode_error,
+    decode_feature,
     encode,
-    error_of,
-    feature_of,
-    made_of,
-    payload_of,
+    encode_feature,
+    feature_payload,
     read_header,
 )
 from semel.processing.pool.pool import Pool
@@ -427,14 +427,14 @@ NOTHING = runs_of(Layout(()))
 
 
 def through_the_pipe(feature: Feature) -> Feature:
-    made = made_of(7, feature)
-    payload = b"".join(payload_of(made, feature))
+    made = encode_feature(7, feature)
+    payload = b"".join(feature_payload(made, feature))
     frame = encode(made, len(payload))
     message_bytes, payload_bytes = read_header(frame[:12], max_payload_bytes=1_000)
     answer = decode_answer(frame[12:], payload_bytes=payload_bytes)
     assert message_bytes == len(frame) - 12
     assert isinstance(answer, Made)
-    return feature_of(answer, memoryview(payload))
+    return decode_feature(answer, memoryview(payload))
 
 
 def test_tensors_of_any_size_and_masks_survive_the_pipe() -> None:
@@ -473,9 +473,9 @@ def test_what_is_not_an_answer_is_a_breach_of_the_protocol_S10(body: bytes) -> N
 )
 def test_a_tensor_that_cannot_be_is_a_breach_of_the_protocol_S10(head: TensorHead) -> None:
     with pytest.raises(ProtocolError, match="described no feature"):
-        feature_of(Made(0, "image", (head,), NOTHING), memoryview(b""))
+        decode_feature(Made(0, "image", (head,), NOTHING), memoryview(b""))
 
 
 @pytest.mark.parametrize("name", ["SystemExit", "error_for", "ClassVar", ""])
 def test_an_error_that_is_none_of_ours_is_a_service_error(name: str) -> None:
-    assert type(error_of(Failed(name, "no"))) is ServiceError
+    assert type(decode_error(Failed(name, "no"))) is ServiceError

@@ -16,7 +16,7 @@ from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.errors import ConfigError, InvalidRequest
 from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
-from tests.worker.test_keeper import OTHER, PICTURE, Host, content, published, running
+from tests.worker.test_embedding_sync import OTHER, PICTURE, Host, content, published, running
 
 Spoil = Callable[[MemoryBlobs], None]
 

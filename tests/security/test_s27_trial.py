@@ -137,8 +137,8 @@ def test_a_walk_takes_no_white_space_and_no_quote_where_something_else_is_allowe
 
 
 def test_mutant_a_walk_that_takes_any_token_stays_in_white_space_S27(monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = Vocabulary.of([b"x"] * 32, [])
-    monkeypatch.setattr(Vocabulary, "of", lambda *_: everything)
+    everything = Vocabulary.from_tokens([b"x"] * 32, [])
+    monkeypatch.setattr(Vocabulary, "from_tokens", lambda *_: everything)
     assert b" " in walked([b"a", b" ", b'"'])
 
 
@@ -168,7 +168,7 @@ def walked(vocabulary: list[bytes]) -> list[bytes]:
 
     mask = torch.zeros((1, 1), dtype=torch.int32)
     stops = [index for index, token in enumerate(vocabulary) if token.endswith(b"</s>")]
-    words = Vocabulary.of(vocabulary, stops)
+    words = Vocabulary.from_tokens(vocabulary, stops)
     assert words.lively.dtype == np.uint32
     assert walk(Matcher(), mask, words, tokens=64, stays=False, max_call_s=1.0)
     return taken

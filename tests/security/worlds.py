@@ -31,7 +31,7 @@ from semel.interchange.safetensors import FeatureEntry, read_file, write
 from semel.render import ChatRenderer, Pipeline
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
-from semel.store.names import owner_of
+from semel.store.names import owner_name
 from tests.frontend import rig as rigs
 from tests.frontend.hearing import TOKENIZER
 from tests.frontend.rig import Rig, rig
@@ -270,7 +270,7 @@ def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pipeline, "_identity", shared)
     memory = MediaNames._memory
     monkeypatch.setattr(MediaNames, "_memory", lambda self, _: memory(self, Tenant()))
-    monkeypatch.setattr("semel.store.store.owner_of", lambda _, key: owner_of("", key))
+    monkeypatch.setattr("semel.store.store.owner_name", lambda _, key: owner_name("", key))
     monkeypatch.setattr(given, "has_tag", lambda *_: True)
     monkeypatch.setattr(given, "feature_digest", lambda feature, _, key: feature_digest(feature, Tenant(), key))
     monkeypatch.setattr(Tenant, "prefix_salt", property(lambda self: self.salt))

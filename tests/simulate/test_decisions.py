@@ -59,8 +59,8 @@ def left_behind(run: Decisions) -> list[str]:
         run._view.tell(worker.number, 0)
         told = {
             digest
-            for digest in run._view.news.announced._sets
-            if run._view.news.announced.get(digest) >> worker.number & 1
+            for digest in run._view.updates.announced._sets
+            if run._view.updates.announced.get(digest) >> worker.number & 1
         }
         if told != set(worker.items):
             found.append(f"directory of {worker.number}")
@@ -76,7 +76,7 @@ def test_every_request_ends_and_nothing_is_left(seed: int) -> None:
         Slow(rng.uniform(1, 8), rng.randrange(5), 3.0),
         Join(rng.uniform(1, 8)),
     ]
-    run = fleet(seed, *faults, sizes=Sizes(5, 5, engine=SMALL, news_s=rng.choice((None, 0.02))))
+    run = fleet(seed, *faults, sizes=Sizes(5, 5, engine=SMALL, announce_interval_s=rng.choice((None, 0.02))))
     figures = run.run()
     assert figures.answered + figures.refused == figures.requests > 75
     assert figures.refused <= 0.1 * figures.requests
@@ -86,13 +86,13 @@ def test_every_request_ends_and_nothing_is_left(seed: int) -> None:
 
 def test_a_drop_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run = fleet(1, sizes=Sizes(5, 5, engine=SMALL))
-    monkeypatch.setattr(run._view.news, "drop", lambda *_: None)
+    monkeypatch.setattr(run._view.updates, "drop", lambda *_: None)
     run.run()
     assert any(one.startswith("directory") for one in left_behind(run))
 
 
 def test_an_item_that_is_gone_when_its_request_comes_is_sent_again() -> None:
-    figures = fleet(3, sizes=Sizes(5, 5, engine=SMALL, news_s=2.0), seconds=20.0).run()
+    figures = fleet(3, sizes=Sizes(5, 5, engine=SMALL, announce_interval_s=2.0), seconds=20.0).run()
     assert figures.extra["repairs"] > 0
     assert figures.to_frontends["Need"].messages > 0
     assert figures.answered == figures.requests
@@ -214,4 +214,4 @@ def test_an_image_is_encoded_at_most_1_12_times_by_100_workers(seed: int) -> Non
 def test_sizes_say_how_often_workers_tell() -> None:
     assert Sizes(4, 9).interval_s == 0.02
     assert Sizes(5, 9).interval_s == 0.25
-    assert replace(Sizes(5, 9), news_s=1.0).interval_s == 1.0
+    assert replace(Sizes(5, 9), announce_interval_s=1.0).interval_s == 1.0

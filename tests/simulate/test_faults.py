@@ -108,16 +108,16 @@ def unsettled_end(worker: RemoteWorker, stream: Any) -> None:
             worker._idle.set()
 
 
-def unfreed_desk(desk: Intake[Any], peer: Any, request_id: str) -> bool:
+def unfreed_intake(intake: Intake[Any], peer: Any, request_id: str) -> bool:
     """Features stay pinned when their request is closed: a lease that is never freed."""
-    session = desk._sessions.get(peer)
+    session = intake._sessions.get(peer)
     request = None if session is None else session.requests.pop(request_id, None)
     if session is None or request is None:
         return False
     for digest in request.awaited:
-        desk._cease(session, request_id, digest)
+        intake._cease(session, request_id, digest)
     if not session.requests:
-        del desk._sessions[peer]
+        del intake._sessions[peer]
     return True
 
 
@@ -142,7 +142,7 @@ PLANTED: Final[dict[str, Planted]] = {
     "a Gone that is not announced": (Holdings, {"_since": unannounced_gone}),
     "an abort that is not settled": (RemoteWorker, {"abort": unsettled_abort, "forget": unsettled_end}),
     "a resume that skips": (Holdings, {"join": skipping_resume}),
-    "a lease that is never freed": (Intake, {"close": unfreed_desk}),
+    "a lease that is never freed": (Intake, {"close": unfreed_intake}),
     "a claim that is never freed": (PendingRequests, {"request": unreleased_claim}),
     "a repair that is not sent": (Ledger, {"need": unread_need}),
 }

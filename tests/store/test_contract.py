@@ -11,7 +11,7 @@ import pytest
 from semel.core import Digest, Key
 from semel.errors import MediaTooLarge
 from semel.store.index import SMALLEST_BYTES
-from semel.store.names import file_id, owner_of, path_of
+from semel.store.names import file_id, object_path, owner_name
 from semel.store.objects import BucketObjects, open_objects
 from semel.store.store import ObjectMediaStore
 from tests.store.s3 import BUCKET, S3_VARIABLES, s3_server
@@ -115,7 +115,9 @@ async def test_what_has_expired_is_gone_at_once_and_soon_from_the_objects(
     assert not await store.delete("acme", short.id)
     assert await all_of(store) == [long]
     await store.expire()
-    assert [path for page in [page async for page in objects.list("media-1")] for path, _ in page] == [path_of(long)]
+    assert [path for page in [page async for page in objects.list("media-1")] for path, _ in page] == [
+        object_path(long)
+    ]
 
 
 async def test_the_oldest_files_go_when_the_store_is_full(objects: BucketObjects, clock: Clock) -> None:
@@ -124,7 +126,7 @@ async def test_the_oldest_files_go_when_the_store_is_full(objects: BucketObjects
     assert await read(store, "acme", files[0].id) is None
     assert [await read(store, "acme", file.id) for file in files[2:]] == [bytes([one]) for one in range(2, 6)]
     names = [path for page in [page async for page in objects.list("media-1")] for path, _ in page]
-    assert sorted(names) == sorted(path_of(file) for file in files[2:])
+    assert sorted(names) == sorted(object_path(file) for file in files[2:])
     with pytest.raises(MediaTooLarge, match="--media-store-gb"):
         await store.put("acme", upload_of(bytes(5 * SMALLEST_BYTES)))
 
@@ -186,7 +188,7 @@ async def test_bytes_that_are_not_those_of_the_id_are_no_file_S11(
     store: ObjectMediaStore, objects: BucketObjects
 ) -> None:
     file = await store.put("acme", upload_of(b"pixels"))
-    await objects.put(path_of(file), b"forged")
+    await objects.put(object_path(file), b"forged")
     assert await read(store, "acme", file.id) is None
 
 
@@ -194,7 +196,7 @@ async def test_objects_of_others_in_the_same_bucket_are_left_alone(
     store: ObjectMediaStore, objects: BucketObjects
 ) -> None:
     digest = file_id(b"x", "acme", Key(bytes(range(32))))
-    strange = f"media-1/{owner_of('acme', Key(bytes(range(32))))}/{digest.hex()}/backup.tar"
+    strange = f"media-1/{owner_name('acme', Key(bytes(range(32))))}/{digest.hex()}/backup.tar"
     for path in ("media-1/readme.txt", strange, "elsewhere/a.png"):
         await objects.put(path, b"theirs")
     await store.refresh()

@@ -21,7 +21,7 @@ from semel.errors import ConfigError, MediaStoreUnavailable
 from semel.store import objects as objects_module
 from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, newest, renewed
-from semel.store.names import file_id, path_of
+from semel.store.names import file_id, object_path
 from semel.store.objects import BucketObjects, open_objects
 from semel.store.protocol import FRONTEND, Payer, Upload
 from semel.store.settings import MediaStoreSettings
@@ -199,7 +199,7 @@ async def killed_while_renewing(kind: type[ObjectMediaStore], writes: int) -> by
         return None
     assert await all_of(again) == [found[0]]
     pages = [page async for page in faulty.objects.list("media-1")]
-    assert [path for page in pages for path, _ in page] == [path_of(found[0])]
+    assert [path for page in pages for path, _ in page] == [object_path(found[0])]
     return bytes(found[1])
 
 

@@ -12,11 +12,11 @@ from semel.store.names import (
     MAX_NAME_BYTES,
     PURPOSES,
     file_id,
-    file_of,
-    is_content_of,
-    owner_of,
+    matches_content,
+    object_path,
+    owner_name,
     parse_id,
-    path_of,
+    parse_object_path,
     public_id,
     short_name,
 )
@@ -27,7 +27,7 @@ NAMES = st.text(max_size=300)
 FILES = st.builds(
     StoredFile,
     id=st.binary(min_size=32, max_size=32).map(Digest),
-    owner=st.text(max_size=5).map(lambda tenant: owner_of("x" + tenant.encode(errors="ignore").hex(), KEY)),
+    owner=st.text(max_size=5).map(lambda tenant: owner_name("x" + tenant.encode(errors="ignore").hex(), KEY)),
     nbytes=st.integers(0, 1 << 40),
     revision=st.integers(0, 999_999_999),
     created_s=st.integers(0, 10**12 - 1),
@@ -40,15 +40,15 @@ FILES = st.builds(
 
 @given(FILES)
 def test_an_object_s_name_tells_everything_of_its_file_and_fits_on_a_disk(file: StoredFile) -> None:
-    path = path_of(file)
-    assert file_of(path, file.nbytes) == file
+    path = object_path(file)
+    assert parse_object_path(path, file.nbytes) == file
     assert path.isascii()
     assert max(map(len, path.split("/"))) <= 255
 
 
-@given(st.text(max_size=80) | FILES.map(path_of).map(lambda path: path[:-1] + "?"))
+@given(st.text(max_size=80) | FILES.map(object_path).map(lambda path: path[:-1] + "?"))
 def test_what_is_not_the_name_of_a_file_is_none_of_ours(path: str) -> None:
-    assert file_of(path, 1) is None
+    assert parse_object_path(path, 1) is None
 
 
 @given(NAMES)
@@ -68,15 +68,15 @@ def test_a_long_file_name_keeps_its_extension() -> None:
 def test_two_tenants_or_two_fleets_have_neither_ids_nor_owners_in_common_S11_S12() -> None:
     places = [(tenant, key) for tenant in ("", "acme", "umbra") for key in (KEY, OTHER_KEY)]
     assert len({file_id(CONTENT, *place) for place in places}) == len(places)
-    assert len({owner_of(*place) for place in places}) == len(places)
-    assert not any(b"acme".hex() in owner_of(*place) or "acme" in owner_of(*place) for place in places)
+    assert len({owner_name(*place) for place in places}) == len(places)
+    assert not any(b"acme".hex() in owner_name(*place) or "acme" in owner_name(*place) for place in places)
 
 
 def test_the_bytes_of_a_file_are_known_by_its_id() -> None:
     digest = file_id(CONTENT, "acme", KEY)
-    assert is_content_of(digest, CONTENT, "acme", KEY)
-    assert not is_content_of(digest, blake3(b"other").digest(), "acme", KEY)
-    assert not is_content_of(digest, CONTENT, "umbra", KEY)
+    assert matches_content(digest, CONTENT, "acme", KEY)
+    assert not matches_content(digest, blake3(b"other").digest(), "acme", KEY)
+    assert not matches_content(digest, CONTENT, "umbra", KEY)
 
 
 @given(st.binary(min_size=32, max_size=32).map(Digest))

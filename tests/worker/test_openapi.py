@@ -13,8 +13,7 @@ from starlette.types import ASGIApp
 from semel.core import Modality
 from semel.interchange.safetensors import write
 from semel.telemetry import Meter
-from semel.worker.admin import create_admin_app
-from semel.worker.openapi import admin_document
+from semel.worker.admin import admin_document, create_admin_app
 from tests.frontend.conformance import POSITIVE, Served, served
 from tests.worker.stored import Store, digest_of, image
 

@@ -42,8 +42,8 @@ async def break_off(made: Rig, frontend: Frontend) -> None:
     assert session is not None
     session.reset("cut")
     await until(lambda: not made.listener.peers or frontend.worker.sessions > sessions)
-    made.worker.hold(digest_of(1_000_001), INFO)
-    made.worker.drop(digest_of(1))
+    made.worker._publisher.hold(digest_of(1_000_001), INFO)
+    made.worker._publisher.drop(digest_of(1))
     await until(lambda: frontend.worker.sessions > sessions)
     await frontend.worker.until_settled()
 
@@ -57,7 +57,7 @@ async def test_a_session_that_broke_costs_less_than_one_in_a_hundred_of_a_snapsh
     async with rig(tmp_path) as made:
         (frontend,) = made.frontends
         for number in range(1, 2_001):
-            made.worker.hold(digest_of(number), INFO)
+            made.worker._publisher.hold(digest_of(number), INFO)
         await made.knows(frontend, *range(1, 2_001))
         with recorded() as resumed:
             await break_off(made, frontend)
@@ -79,7 +79,7 @@ async def test_a_snapshot_is_sent_in_slices_as_fast_as_it_is_read_and_requests_d
     async with rig(tmp_path, frontends=2) as made:
         frontend, other = made.frontends
         for number in range(10_000, 30_000):
-            made.worker.hold(digest_of(number), INFO)
+            made.worker._publisher.hold(digest_of(number), INFO)
         await made.knows(other, *range(10_000, 30_000))
         sessions, session = frontend.worker.sessions, frontend.worker._session
         assert session is not None

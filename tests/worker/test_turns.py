@@ -16,7 +16,7 @@ from semel.errors import NotReady, RequestError, SemelError
 from semel.fairness.turns import EngineWindow
 from semel.fleet.stream import RemoteStream
 from semel.telemetry.metric import Metric
-from semel.telemetry.metrics import DESK_BYTES, ENGINE_SEQUENCES, ENGINE_WAITING
+from semel.telemetry.metrics import ENGINE_SEQUENCES, ENGINE_WAITING, INTAKE_BYTES
 from semel.worker.turns import EngineTurns
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, digest_of
@@ -85,7 +85,7 @@ async def shop(folder: Path, window: EngineWindow | None = WINDOW, *, is_steppin
 
 async def is_quiet(shop: Shop) -> None:
     """Wait until nothing is left of any request."""
-    await until(lambda: (shop.waiting, shop.metric(ENGINE_SEQUENCES), shop.metric(DESK_BYTES)) == (0, 0, 0))
+    await until(lambda: (shop.waiting, shop.metric(ENGINE_SEQUENCES), shop.metric(INTAKE_BYTES)) == (0, 0, 0))
     assert not shop.engine.streams
 
 
@@ -136,12 +136,12 @@ async def test_a_request_that_waits_is_not_accepted_yet_and_its_abort_frees_noth
         running = made.start("acme", PLACES)
         await until(lambda: made.engine.sequences == PLACES)
         waiting = made.start("acme", 3, 1, 2)
-        await until(lambda: made.waiting == 3 and made.metric(DESK_BYTES) == 2 * ITEM_BYTES)
+        await until(lambda: made.waiting == 3 and made.metric(INTAKE_BYTES) == 2 * ITEM_BYTES)
         for _ in range(3):
             waiting.pop().cancel()
         await until(lambda: made.waiting == 0)
         assert made.metric(ENGINE_SEQUENCES) == PLACES
-        assert made.metric(DESK_BYTES) == 0
+        assert made.metric(INTAKE_BYTES) == 0
         for _ in range(8):
             made.engine.advance()
         await asyncio.gather(*running)
@@ -313,7 +313,7 @@ async def test_a_request_that_is_cancelled_in_the_moment_of_its_turn_takes_no_pl
 def test_the_window_is_that_of_vllm_s_scheduler() -> None:
     from types import SimpleNamespace
 
-    from semel.engine.vllm.engine import window_of
+    from semel.engine.vllm.engine import engine_window
 
     scheduler = SimpleNamespace(
         max_num_seqs=256,
@@ -323,9 +323,9 @@ def test_the_window_is_that_of_vllm_s_scheduler() -> None:
         max_num_queued_reqs=None,
         max_num_queued_tokens=9,
     )
-    window = window_of(SimpleNamespace(scheduler_config=scheduler))
+    window = engine_window(SimpleNamespace(scheduler_config=scheduler))
     assert window == EngineWindow(256, 8192, None, 9)
     assert (window.lead, window.common_places, window.prompt_tokens) == (16, 224, 32768)
     scheduler.max_num_active_seqs, scheduler.max_num_scheduled_tokens = 64, 1024
-    assert window_of(SimpleNamespace(scheduler_config=scheduler)) == EngineWindow(64, 1024, None, 9)
+    assert engine_window(SimpleNamespace(scheduler_config=scheduler)) == EngineWindow(64, 1024, None, 9)
     assert [window.ends(tokens) for tokens in (1, 4, 16, 1_000, None)] == [128, 128, 32, 0, 0]

@@ -306,10 +306,10 @@ async def test_a_mutant_that_counts_an_item_shown_twice_once_is_found_D8(
 async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
     await check_counts_under_random_load(three, rounds=10)
 
-    def desk_bytes() -> float:
-        return next(value for metric, value, _ in three.worker.samples() if metric.name == "semel_desk_bytes")
+    def intake_bytes() -> float:
+        return next(value for metric, value, _ in three.worker.samples() if metric.name == "semel_intake_bytes")
 
-    await until(lambda: desk_bytes() == 0)
+    await until(lambda: intake_bytes() == 0)
     await three.engine.reset()
     gc.collect()
     await until(lambda: not any(one.memory.leases for one in three.frontends if one.memory is not None))

@@ -13,7 +13,7 @@ __all__ = ["HEAD", "SECTION", "replace_results", "row_of"]
 
 SECTION: Final = "matrix"
 HEAD: Final = (
-    "| | configuration | probes | random requests (aborted) | evictions | preemptions | shipping | planted faults |",
+    "| | configuration | probes | random requests (aborted) | evictions | preemptions | lazy | planted faults |",
     "|---|---|---|---|---|---|---|---|",
 )
 _MB: Final = 1_000_000
@@ -24,7 +24,7 @@ def row_of(one: Configuration, result: MatrixResult) -> str:
     start = f"| {one.name} | {one.title}"
     if not result.random:
         return f"{start} | {result.faults[0] if result.faults else ''} | | | | | |"
-    shipping = (
+    lazy_transfer = (
         f"{result.left_out_bytes / _MB:.0f} MB left out, {result.late_bytes / _MB:.0f} late" if one.ships else "off"
     )
     found = ", ".join(f"{name} {'found' if is_caught else 'NOT FOUND'}" for name, is_caught in result.caught.items())
@@ -34,7 +34,7 @@ def row_of(one: Configuration, result: MatrixResult) -> str:
         f"{result.equal_random} of {result.random} ({result.aborted})",
         f"{result.evictions} of the encoder, {result.item_evictions} items{loads}",
         str(result.preemptions),
-        shipping,
+        lazy_transfer,
         found or "none",
     )
     return f"{start} | {' | '.join(cells)} |"

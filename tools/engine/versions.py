@@ -26,7 +26,7 @@ from typing import Final
 
 import httpx
 
-from semel.engine.vllm.compat.names import BENCH_NAMES, NAMES, Name, is_before, release_of
+from semel.engine.vllm.compat.names import BENCH_NAMES, NAMES, Name, is_before, to_release
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version, lacks
 from semel.lab.bench.ports import free_port
@@ -102,8 +102,8 @@ def main() -> None:
     is_right = _compare_statically(version, options.folder)
     if options.static or not is_right:
         sys.exit(not is_right)
-    if release_of(version) not in TESTED:
-        _say(f"semel's worker refuses vLLM {version}: to try it, add {release_of(version)!r} to TESTED in versions.py")
+    if to_release(version) not in TESTED:
+        _say(f"semel's worker refuses vLLM {version}: to try it, add {to_release(version)!r} to TESTED in versions.py")
         sys.exit(1)
     sys.exit(not _compare_answers(version, _environment(version, options.folder)))
 
@@ -113,11 +113,11 @@ def _compare_statically(version: str, folder: Path) -> bool:
     reference = SourceTree.installed("vllm")
     assert reference is not None
     source = reference if version == installed_version() else SourceTree.wheel("vllm", _wheel(version, folder))
-    found = compare(source, release_of(version), reference)
+    found = compare(source, to_release(version), reference)
     for line in found.lines:
         _say(line)
     counts = (
-        f"{len(names_for(release_of(version)))} names, {len(found.missing)} missing, "
+        f"{len(names_for(to_release(version)))} names, {len(found.missing)} missing, "
         f"{len(found.resigned)} with other parameters and {len(found.changed)} with other code"
     )
     _say(f"vLLM {version}: {counts} than in {installed_version()}; {time.monotonic() - began:.0f} s")

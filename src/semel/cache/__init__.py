@@ -2,8 +2,7 @@
 
 from semel.cache.flight import Flight
 from semel.cache.layouts import LayoutCache
-from semel.cache.lru import LruCache
-from semel.cache.none import NoCache
+from semel.cache.lru import LruCache, NoCache
 from semel.cache.protocol import SMALLEST_BYTES, Cache
 from semel.cache.shared import (
     Borrower,
@@ -14,7 +13,7 @@ from semel.cache.shared import (
     SharedCache,
     Window,
     borrowed_feature,
-    heads_of,
+    tensor_heads,
     tensor_offsets,
     with_small_copies,
 )
@@ -34,7 +33,7 @@ __all__ = [
     "SharedCache",
     "Window",
     "borrowed_feature",
-    "heads_of",
+    "tensor_heads",
     "tensor_offsets",
     "with_small_copies",
 ]

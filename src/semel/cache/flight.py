@@ -1,4 +1,4 @@
-"""Runs equal work once at a time.
+"""Single flight: equal work runs once at a time.
 
 The first caller for a key leads: its work runs in a task of its own, and later callers for the same key join the task.
 The task continues while any caller waits, even after the leader is gone. It is cancelled when no caller waits. A
@@ -47,7 +47,7 @@ class Flight(Generic[_K, _V]):
         return len(self._flown)
 
     async def do(self, key: _K, work: Callable[[], Awaitable[_V]]) -> _V:
-        """The result of `work`, or of equal work in flight."""
+        """Return the result of `work`, or of equal work in flight."""
         first = True
         while (flown := self._flown.get(key)) is not None:
             self._joined += first
@@ -85,6 +85,6 @@ class Flight(Generic[_K, _V]):
 
 
 def _is_cancelled() -> bool:
-    """Whether this caller is cancelled, not only the work that it waits for."""
+    """Return whether this caller is cancelled, not only the work that it waits for."""
     caller = asyncio.current_task()
     return caller is not None and caller.cancelling() > 0

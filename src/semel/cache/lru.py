@@ -10,7 +10,7 @@ from semel.cache.protocol import SMALLEST_BYTES
 from semel.cache.room import Room
 from semel.core import Digest, Feature
 
-__all__ = ["LruCache"]
+__all__ = ["LruCache", "NoCache"]
 
 
 class _Entry(NamedTuple):
@@ -20,7 +20,7 @@ class _Entry(NamedTuple):
 
 
 class LruCache:
-    """Caches the feature objects themselves: `get` returns what was `put`."""
+    """A cache of the feature objects themselves: `get` returns what was `put`."""
 
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._room = Room(capacity_bytes, clock)
@@ -52,11 +52,11 @@ class LruCache:
         return f"LruCache({len(self)} features, {self.nbytes:,} of {self.capacity:,} bytes)"
 
     def nbytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant's features."""
+        """Return the bytes of a tenant's features."""
         return self._room.nbytes_of(tenant)
 
     def get(self, digest: Digest) -> Feature | None:
-        """The feature, which becomes the most recently used."""
+        """Return the feature, which becomes the most recently used."""
         entry = self._entries.get(digest)
         if entry is None:
             return None
@@ -103,3 +103,10 @@ class LruCache:
             self.discard(next(victims))
             self._evictions += 1
         return True
+
+
+class NoCache(LruCache):
+    """A cache of nothing: every feature is used as passed (D4)."""
+
+    def __init__(self) -> None:
+        super().__init__(0)

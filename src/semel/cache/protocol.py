@@ -18,7 +18,7 @@ SMALLEST_BYTES: Final = 64
 
 
 class Cache(Protocol):
-    """Features by digest, bounded in bytes; evicts the least recently used of whoever has to yield (`room`).
+    """Features by digest, bounded in bytes; evicts the least recently used of the tenant that has to yield (`room`).
 
     A tenant that is alone may have all of it. While others use it too, none of them loses what is within its share.
     `nbytes <= capacity` holds at all times. A feature that comes out equals the one that went in: in modality, names,
@@ -42,17 +42,17 @@ class Cache(Protocol):
         ...
 
     def nbytes_of(self, tenant: str) -> int:
-        """Bytes that a tenant has of the cache."""
+        """Return the bytes that a tenant has of the cache."""
         ...
 
     def __len__(self) -> int: ...
 
     def __contains__(self, digest: object) -> bool:
-        """Whether a feature is cached; does not change the order."""
+        """Return whether a feature is cached; does not change the order."""
         ...
 
     def get(self, digest: Digest) -> Feature | None:
-        """The feature, which becomes the most recently used."""
+        """Return the feature, which becomes the most recently used."""
         ...
 
     def put(self, digest: Digest, feature: Feature, *, tenant: str = "") -> Feature:

@@ -1,12 +1,12 @@
-"""Which feature of a cache goes when another needs its room. Pure: no I/O, and the clock is passed in.
+"""Eviction from a cache of features, by tenant. Pure: no I/O, and the clock is passed in.
 
 The features of one tenant go in the order of their use, least recent first. Whose go, while a tenant needs room:
 
-1. those of a tenant that has not used the cache for ten minutes: it asks for nothing, so it is entitled to no share;
-2. else those of whoever has the most, if that is more than an equal share and more than the tenant would then have;
-3. else its own.
+1. those of a tenant that has not used the cache for ten minutes: it asks for nothing, so it is entitled to no share; 2.
+else those of the tenant that has the most, if that is more than an equal share and more than the tenant would then
+have; 3. else its own.
 
-So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and whoever
+So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and who
 floods a cache evicts its own features. What could not be stored in the end evicts nothing.
 """
 
@@ -71,46 +71,46 @@ class Room:
         return self._shares.total
 
     def nbytes_of(self, tenant: str) -> int:
-        """The bytes that a tenant has."""
+        """Return the bytes that a tenant has."""
         return self._shares[tenant]
 
     def fits(self, nbytes: int) -> bool:
-        """Whether so many bytes are free."""
+        """Return whether so many bytes are free."""
         return self._shares.fits(nbytes)
 
     def charge(self, tenant: str, nbytes: int) -> None:
-        """A tenant has so many bytes more, which have to be free."""
+        """Charge a tenant for bytes, which must be free."""
         self._shares.add(tenant, nbytes)
         if (line := self._lines.get(tenant)) is None:
             line = self._lines[tenant] = _Line()
         line.used_s = self._clock()
 
     def release(self, tenant: str, nbytes: int) -> None:
-        """A tenant has so many bytes less."""
+        """Give bytes of a tenant back."""
         self._shares.release(tenant, nbytes)
         if not self._shares[tenant]:
             del self._lines[tenant]
 
     def add(self, tenant: str, digest: Digest) -> None:
-        """A feature can be evicted, as the most recently used of its tenant."""
+        """Add a feature that can be evicted, as the most recently used of its tenant."""
         self._lines[tenant].digests[digest] = None
 
     def use(self, tenant: str, digest: Digest) -> None:
-        """A tenant uses a feature that can be evicted, which becomes its most recently used."""
+        """Make a feature that can be evicted the most recently used of its tenant."""
         line = self._lines[tenant]
         line.used_s = self._clock()
         line.digests.move_to_end(digest)
 
     def touch(self, tenant: str) -> None:
-        """A tenant uses a feature that cannot be evicted."""
+        """Take note that a tenant uses a feature that cannot be evicted."""
         self._lines[tenant].used_s = self._clock()
 
     def remove(self, tenant: str, digest: Digest) -> None:
-        """A feature cannot be evicted, because it is in use or gone."""
+        """Remove a feature that cannot be evicted, because it is in use or gone."""
         self._lines[tenant].digests.pop(digest, None)
 
     def can_have(self, tenant: str, nbytes: int) -> bool:
-        """Whether so many bytes become free for a tenant, once everybody has yielded what it has to."""
+        """Return whether so many bytes become free for a tenant, once everybody has yielded what it has to."""
         if nbytes <= self._shares.share(tenant):
             return True
         since_s = self._clock() - self._idle_s
@@ -119,9 +119,9 @@ class Room:
         return nbytes + sum(min(amount, nbytes) for amount in others) <= self._shares.capacity
 
     def victims(self, tenant: str, nbytes: int) -> Iterator[Digest]:
-        """The features that go, one by one, until a tenant can have so many bytes.
+        """Yield the features that go, one by one, until a tenant can have so many bytes.
 
-        Whoever takes one of them has removed it by the time it takes the next.
+        A caller that takes one of them has removed it by the time it takes the next.
         """
         shares, own = self._shares, self._lines.get(tenant)
         largest: list[tuple[int, str]] = []
@@ -146,18 +146,18 @@ class Room:
                 return
 
     def protected(self, tenant: str, nbytes: int) -> Iterator[Digest]:
-        """The features that do not go, whatever else a tenant needs so many bytes for."""
+        """Yield the features that do not go, whatever else a tenant needs so many bytes for."""
         limit, since_s = max(nbytes, self._shares.share(tenant)), self._clock() - self._idle_s
         for other, line in self._lines.items():
             if other != tenant and line.used_s >= since_s and self._shares[other] <= limit:
                 yield from line.digests
 
     def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has bytes."""
+        """Return whether another tenant has bytes."""
         return len(self._lines) > (tenant in self._lines)
 
     def _idle_lines(self, tenant: str) -> list[_Line]:
-        """The lines of other tenants that are entitled to nothing, those that were used longest ago first."""
+        """Return the lines of other tenants that are entitled to nothing, those that were used longest ago first."""
         since_s = self._clock() - self._idle_s
         idle = [line for other, line in self._lines.items() if other != tenant and line.used_s < since_s]
         return sorted(idle, key=lambda line: line.used_s)

@@ -1,4 +1,4 @@
-"""Whether the frontends of all cells are there, ready, in the cell that the file says, and serve alike."""
+"""Check of a fleet's cells: all frontends are ready, in the cell that the file says, and serve alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_BODY_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a frontend answered."""
+    """The answer of a frontend."""
 
     refusal: str = ""
     """Why it did not answer at all."""
@@ -79,7 +79,7 @@ def ask_all(file: CellsFile) -> dict[str, Answer]:
 
 
 def findings(file: CellsFile, answers: Mapping[str, Answer]) -> Iterator[CellFinding]:
-    """What is wrong with each cell; one line that all is well if nothing is. Pure."""
+    """Return what is wrong with each cell; one line that all is well if nothing is. Pure."""
     for cell in file.cells:
         mine = {address: answers[address] for address in cell.addresses}
         wrong = [found for address, answer in mine.items() for found in _faults(cell.name, address, answer)]

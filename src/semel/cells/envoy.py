@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from semel.cells.file import API_KEY_HEADERS, CellsFile, LargeTenant, Listening, split_address
-from semel.cells.placement import Cell, home_of
+from semel.cells.placement import Cell, home_cells
 
 __all__ = ["UNSENT", "envoy_config"]
 
@@ -41,7 +41,7 @@ _MANY: Final = 65_536
 
 
 def envoy_config(file: CellsFile) -> str:
-    """The configuration, for `envoy --config-path FILE.json`."""
+    """Return the configuration, for `envoy --config-path FILE.json`."""
     listeners = [_entry(file), *(_cell_listener(file.listening, cell) for cell in file.cells)]
     clusters = [
         _choice("cells", file, file.cells),
@@ -52,7 +52,7 @@ def envoy_config(file: CellsFile) -> str:
 
 
 def _entry(file: CellsFile) -> _Json:
-    """Where clients connect."""
+    """Return where clients connect."""
     large = [
         _route(_by_tenant(file, one), f"tenant-{one.name}", [_header(file.session_header)]) for one in file.tenants
     ]
@@ -89,7 +89,7 @@ def _route(match: _Json, cluster: str, policies: Sequence[_Json]) -> _Json:
 
 
 def _tenant_policies(file: CellsFile) -> list[_Json]:
-    """What is hashed: the tenant's name if a gateway tells it, else its API key, else the client's address."""
+    """Return what is hashed: the tenant's name if a gateway tells it, else its API key, else the client's address."""
     if file.tenant_header:
         found = [_header(file.tenant_header)]
     else:
@@ -108,7 +108,7 @@ def _by_tenant(file: CellsFile, tenant: LargeTenant) -> _Json:
 
 
 def _cell_listener(listening: Listening, cell: Cell) -> _Json:
-    """The second step: the cell's frontends, and whether one of them is up."""
+    """Return the second step: the cell's frontends, and whether one of them is up."""
     routes = [{"match": {"prefix": "/"}, "route": _cell_route(cell)}]
     probe = {
         "name": "envoy.filters.http.health_check",
@@ -145,7 +145,7 @@ def _cell_route(cell: Cell) -> _Json:
 
 
 def _manager(stat_prefix: str, routes: Sequence[_Json], filters: Sequence[_Json]) -> _Json:
-    """A connection manager without limits of time for answers: semel has its own."""
+    """Return a connection manager without limits of time for answers: semel has its own."""
     host = {
         "name": "all",
         "domains": ["*"],
@@ -162,7 +162,7 @@ def _manager(stat_prefix: str, routes: Sequence[_Json], filters: Sequence[_Json]
 
 
 def _choice(name: str, file: CellsFile, cells: Iterable[Cell], others: Iterable[Cell] = ()) -> _Json:
-    """The first step: a cell by hash; `others` if none of these is up."""
+    """Return the first step: a cell by hash; `others` if none of these is up."""
     hashing: _Json = {"hash_balance_factor": file.balance_factor} if file.balance_factor else {}
     endpoints = [
         {
@@ -187,7 +187,7 @@ def _choice(name: str, file: CellsFile, cells: Iterable[Cell], others: Iterable[
 
 
 def _large_choice(file: CellsFile, tenant: LargeTenant) -> _Json:
-    home = home_of(tenant.name, file.cells, tenant.cells)
+    home = home_cells(tenant.name, file.cells, tenant.cells)
     return _choice(f"tenant-{tenant.name}", file, home, [cell for cell in file.cells if cell not in home])
 
 

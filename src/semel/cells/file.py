@@ -18,7 +18,7 @@ from semel.errors import ConfigError
 __all__ = ["API_KEY_HEADERS", "CELL_NAME", "CellsFile", "LargeTenant", "Listening", "read_cells", "split_address"]
 
 API_KEY_HEADERS: Final = ("authorization", "x-api-key")
-"""Where a request has its API key; the first counts if both are there."""
+"""The headers with an API key; the first counts if both are there."""
 
 CELL_NAME: Final = r"[a-z0-9][a-z0-9-]{0,31}"
 """Of a cell: it fits into names of hosts, metrics and sockets."""
@@ -51,7 +51,7 @@ class LargeTenant(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Listening(Struct, frozen=True):
-    """Where a balancer listens, and with what certificate."""
+    """The address and the certificate of a balancer."""
 
     host: str
     port: int
@@ -71,7 +71,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CellsFile(Struct, frozen=True):
-    """What a cells file says, checked."""
+    """The contents of a cells file, checked."""
 
     cells: tuple[Cell, ...]
     listening: Listening
@@ -113,7 +113,7 @@ def read_cells(path: Path) -> CellsFile:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The host and the port of HOST:PORT; a host with colons stands in brackets."""
+    """Return the host and the port of HOST:PORT; a host with colons stands in brackets."""
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found[3]) <= _MAX_PORT:
         raise ConfigError(f"{address!r} is no address; write HOST:PORT")
@@ -121,7 +121,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _faults(found: _File) -> Iterator[str]:
-    """What no type can say."""
+    """Return what no type can say."""
     yield from _repeated("cell", [cell.name for cell in found.cells])
     yield from _repeated("tenant", [tenant.name for tenant in found.tenants])
     addresses = [address for cell in found.cells for address in cell.addresses]

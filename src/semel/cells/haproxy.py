@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from semel.cells.file import API_KEY_HEADERS, CellsFile, LargeTenant, Listening, split_address
-from semel.cells.placement import Cell, home_of
+from semel.cells.placement import Cell, home_cells
 from semel.errors import ConfigError
 
 __all__ = ["haproxy_config", "server_numbers"]
@@ -29,7 +29,7 @@ _NUMBERS: Final = 1 << 20
 
 
 def haproxy_config(file: CellsFile) -> str:
-    """The configuration, for `haproxy -f FILE`."""
+    """Return the configuration, for `haproxy -f FILE`."""
     sections = [
         _resolvers(),
         _defaults(),
@@ -42,7 +42,7 @@ def haproxy_config(file: CellsFile) -> str:
 
 
 def server_numbers(names: Iterable[str]) -> dict[str, int]:
-    """A number for each cell, of its name alone: HAProxy hashes it, and the order of a file may change."""
+    """Return a number for each cell, of its name alone: HAProxy hashes it, and the order of a file may change."""
     by_number: dict[int, str] = {}
     for name in sorted(names):
         number = int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") % _NUMBERS
@@ -75,7 +75,7 @@ def _defaults() -> list[str]:
 
 
 def _frontend(file: CellsFile) -> list[str]:
-    """Where clients connect."""
+    """Return where clients connect."""
     return [
         "frontend entry",
         f"bind {_bound(file.listening)}",
@@ -92,7 +92,7 @@ def _frontend(file: CellsFile) -> list[str]:
 
 
 def _tenant_lines(file: CellsFile) -> Iterator[str]:
-    """What is hashed: the tenant's name if a gateway tells it, else its API key, else the client's address."""
+    """Return what is hashed: the tenant's name if a gateway tells it, else its API key, else the client's address."""
     unless = "unless { var(txn.tenant) -m found }"
     if file.tenant_header:
         yield f"http-request set-var(txn.tenant) req.fhdr({file.tenant_header})"
@@ -106,7 +106,7 @@ def _tenant_lines(file: CellsFile) -> Iterator[str]:
 def _choice(
     name: str, file: CellsFile, hashed: str, cells: tuple[Cell, ...], others: tuple[Cell, ...] = ()
 ) -> list[str]:
-    """The first step: a cell by hash; `others` if none of these is up."""
+    """Return the first step: a cell by hash; `others` if none of these is up."""
     scale = _MAX_WEIGHT // max(cell.weight for cell in file.cells)
     factor = [f"hash-balance-factor {max(file.balance_factor, 101)}"] if file.balance_factor else []
     numbers = server_numbers(cell.name for cell in file.cells)
@@ -129,13 +129,13 @@ def _choice(
 
 
 def _large_choice(file: CellsFile, tenant: LargeTenant) -> list[str]:
-    home = home_of(tenant.name, file.cells, tenant.cells)
+    home = home_cells(tenant.name, file.cells, tenant.cells)
     others = tuple(cell for cell in file.cells if cell not in home)
     return _choice(f"tenant-{tenant.name}", file, "var(txn.session)", home, others)
 
 
 def _cell(listening: Listening, cell: Cell) -> list[str]:
-    """The second step: the cell's frontends, and whether one of them is up."""
+    """Return the second step: the cell's frontends, and whether one of them is up."""
     return [
         f"listen cell-{cell.name}",
         f"bind {_socket(listening, cell)}",
@@ -154,7 +154,7 @@ def _cell(listening: Listening, cell: Cell) -> list[str]:
 
 
 def _by_name(address: str) -> str:
-    """What a server needs whose host is a name; one that is not known yet is no reason not to start."""
+    """Return what a server needs whose host is a name; one that is not known yet is no reason not to start."""
     try:
         ip_address(split_address(address)[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which cell a tenant is in: rendezvous hashing with weights, and shuffle sharding. Pure.
+"""Placement of tenants in cells: rendezvous hashing with weights, and shuffle sharding. Pure.
 
 A cell is a fleet of its own: frontends and workers that know nothing of other cells. A cell of weight 3 draws three
 tickets for each key, and the best of all tickets wins: so it wins three times as often, and a cell that comes, goes or
@@ -19,7 +19,7 @@ from typing import Final
 
 from semel.core.rendezvous import scores
 
-__all__ = ["MAX_WEIGHT", "Cell", "cell_of", "home_of"]
+__all__ = ["MAX_WEIGHT", "Cell", "home_cells", "session_cell"]
 
 MAX_WEIGHT: Final = 100
 """Of a cell: as many hashes are made for it."""
@@ -42,26 +42,26 @@ class Cell:
     """Its share of the tenants, compared with other cells."""
 
 
-def home_of(tenant: str, cells: Collection[Cell], weight: int = 1) -> tuple[Cell, ...]:
-    """The cells that a tenant of this weight lives in, the best first."""
+def home_cells(tenant: str, cells: Collection[Cell], weight: int = 1) -> tuple[Cell, ...]:
+    """Return the cells that a tenant of this weight lives in, the best first."""
     return tuple(nlargest(weight, cells, key=partial(_score, _key(_TENANT, tenant))))
 
 
-def cell_of(
+def session_cell(
     tenant: str, session: str, cells: Sequence[Cell], *, weight: int = 1, down: Collection[str] = ()
 ) -> Cell | None:
-    """The cell of a tenant's session, none of those whose names are `down`; None if all are.
+    """Return the cell of a tenant's session, none of those whose names are `down`; None if all are.
 
     If the session's own cell is down, the tenant's other cells are next, and then the rest.
     """
-    home = home_of(tenant, cells, weight)
-    rest = home_of(tenant, cells, len(cells))[weight:]
+    home = home_cells(tenant, cells, weight)
+    rest = home_cells(tenant, cells, len(cells))[weight:]
     by_session = sorted(home, key=partial(_score, _key(_SESSION, tenant, session)), reverse=True)
     return next((cell for cell in (*by_session, *rest) if cell.name not in down), None)
 
 
 def _score(key: bytes, cell: Cell) -> tuple[bytes, str]:
-    """The best of a cell's tickets; the name decides between equal ones."""
+    """Return the best of a cell's tickets; the name decides between equal ones."""
     tickets = (f"{cell.name}/{number}".encode() for number in range(cell.weight))
     return max(scores(tickets, key)), cell.name
 

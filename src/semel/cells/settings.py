@@ -14,7 +14,7 @@ __all__ = ["CellSettings"]
 
 @dataclass(frozen=True, slots=True)
 class CellSettings:
-    """Which cell a process belongs to."""
+    """The cell that a process belongs to."""
 
     cell: str | None = flag(
         None,

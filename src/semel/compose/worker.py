@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from semel.engine.vllm.engine import VllmEngine
     from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
     from semel.engine.vllm.tier.config import TierConfig
-    from semel.worker.keeper import Keeper
+    from semel.worker.embedding_sync import EmbeddingSync
     from semel.worker.worker import Worker
 
 __all__ = ["engine_flags", "run_worker", "serve_engine"]
@@ -110,9 +110,9 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
             await engine.warm()
             tune_interpreter()
             window = None if settings.turns.disable_tenant_turns else engine.window
-            async with _running(engine.log_statistics()), _keeper(encoder.store, keys, engine) as keeper:
-                admin = partial(_admin, settings, engine, page, keeper)
-                await serve_engine(settings, keys, engine, admin, window, keeper)
+            async with _running(engine.log_statistics()), _embedding_sync(encoder.store, keys, engine) as sync:
+                admin = partial(_admin, settings, engine, page, sync)
+                await serve_engine(settings, keys, engine, admin, window, sync)
         finally:
             await engine.close()
 
@@ -123,14 +123,14 @@ async def serve_engine(
     engine: Engine,
     admin: Callable[[Worker, Meter], contextlib.AbstractAsyncContextManager[None]] | None = None,
     window: EngineWindow | None = None,
-    keeper: Keeper | None = None,
+    sync: EmbeddingSync | None = None,
 ) -> None:
     """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once.
 
-    With the window of the engine tenants take turns at it; without, it gets every request when it comes. With a keeper
+    With the window of the engine tenants take turns at it; without, it gets every request when it comes. With a store
     encoder outputs are shared with other workers.
     """
-    from semel.worker.news import News
+    from semel.worker.cache_updates import CacheUpdates
     from semel.worker.turns import EngineTurns
     from semel.worker.worker import Worker
 
@@ -152,7 +152,7 @@ async def serve_engine(
         tracing = start_tracing(trace_collector(settings.logs.otlp_traces_endpoint), _SERVICE, cell)
         stack.push_async_callback(tracing.close)
         turns, progress_s = EngineTurns(window), settings.progress.engine_progress_s
-        submit = None if keeper is None else keeper.submit
+        submit = None if sync is None else sync.submit
         worker = Worker(
             engine,
             listener,
@@ -161,7 +161,7 @@ async def serve_engine(
             turns=turns,
             progress_s=progress_s,
             submit=submit,
-            news=News(settings.sessions.news_s),
+            updates=CacheUpdates(settings.sessions.announce_interval_s),
         )
         if settings.admin.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker, meter))
@@ -174,8 +174,8 @@ async def serve_engine(
                 await stopping.unless_forced(asyncio.sleep(delay_s))
             logger.info("the worker ends when its requests have, within %g s", settings.drain_s)
             await stopping.unless_forced(worker.drain(settings.drain_s))
-            if keeper is not None:
-                await stopping.unless_forced(keeper.drain(min(settings.drain_s, _DRAIN_PUBLISH_S)))
+            if sync is not None:
+                await stopping.unless_forced(sync.drain(min(settings.drain_s, _DRAIN_PUBLISH_S)))
             serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         if not serving.cancelled() and (error := serving.exception()) is not None:
@@ -186,7 +186,12 @@ async def serve_engine(
 
 @contextlib.asynccontextmanager
 async def _admin(
-    settings: WorkerSettings, engine: VllmEngine, page: EncoderPage, keeper: Keeper | None, worker: Worker, meter: Meter
+    settings: WorkerSettings,
+    engine: VllmEngine,
+    page: EncoderPage,
+    sync: EmbeddingSync | None,
+    worker: Worker,
+    meter: Meter,
 ) -> AsyncIterator[None]:
     """Serve the admin address: metrics and probes, and on loopback with a key injection and reset."""
     from semel.engine.vllm.statistics import export_metrics
@@ -206,7 +211,7 @@ async def _admin(
         partial(_eviction_samples, engine),
         engine.grammars.samples,
         lookups.samples,
-        *(() if keeper is None else (keeper.samples,)),
+        *(() if sync is None else (sync.samples,)),
     ):
         meter.watch(read)
     export_metrics(meter)
@@ -231,12 +236,12 @@ async def _admin(
 
 
 @contextlib.asynccontextmanager
-async def _keeper(
+async def _embedding_sync(
     settings: EmbeddingStoreSettings, keys: ProcessKeys, engine: VllmEngine
-) -> AsyncIterator[Keeper | None]:
+) -> AsyncIterator[EmbeddingSync | None]:
     """What shares the engine's encoder outputs with other workers; None if nobody does."""
     from semel.embeddings.sealed import SealedStore
-    from semel.worker.keeper import Keeper
+    from semel.worker.embedding_sync import EmbeddingSync
 
     nodes = None if engine.tier is None else embedding_store_nodes(settings)
     if engine.tier is None or nodes is None:
@@ -247,13 +252,13 @@ async def _keeper(
         return SealedStore(keys.hashing, identity, nodes, settings.ttl_s)
 
     fetch_s, publish_after = settings.fetch_ms / 1_000, settings.publish_after
-    keeper = Keeper(engine, engine.tier, store, fetch_s=fetch_s, publish_after=publish_after, ttl_s=settings.ttl_s)
+    sync = EmbeddingSync(engine, engine.tier, store, fetch_s=fetch_s, publish_after=publish_after, ttl_s=settings.ttl_s)
     try:
-        async with _running(keeper.run()):
-            yield keeper
+        async with _running(sync.run()):
+            yield sync
     finally:
         nodes.close()
-        await keeper.close()
+        await sync.close()
 
 
 @contextlib.asynccontextmanager
@@ -271,11 +276,11 @@ def _tier(settings: EncoderSettings) -> TierConfig | None:
     """Host memory for the engine's encoder outputs, which lasts as long as this process."""
     from semel.engine.vllm.tier.config import TierConfig
     from semel.engine.vllm.tier.page import TierPage
-    from semel.engine.vllm.tier.shared_file import create_file, path_of
+    from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 
     if not settings.embedding_tier_bytes:
         return None
-    region = path_of(create_file("semel-embedding-tier"))
+    region = descriptor_path(create_file("semel-embedding-tier"))
     if settings.store.locations is None:
         return TierConfig(settings.embedding_tier_bytes, region)
     page, staging = TierPage.create().path, settings.store.staging_bytes

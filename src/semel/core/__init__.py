@@ -5,7 +5,7 @@ from semel.core.answer_settings import AnswerSettings
 from semel.core.assembly import Assembly, AssemblyKind
 from semel.core.contract import Contract, Field, Normalisation, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
-from semel.core.embedding import FORM_DTYPES, Arrival, Form, form_bytes
+from semel.core.embedding import FORM_DTYPES, Form, PrefetchedOutput, form_bytes
 from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Origin, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.layout import TOKEN_BYTES, Layout, pack_token_ids, unpack_token_ids
@@ -25,7 +25,6 @@ __all__ = [
     "TOKEN_BYTES",
     "AnswerParsing",
     "AnswerSettings",
-    "Arrival",
     "Assembly",
     "AssemblyKind",
     "Contract",
@@ -47,6 +46,7 @@ __all__ = [
     "Origin",
     "Output",
     "Placeholder",
+    "PrefetchedOutput",
     "Probes",
     "Prompt",
     "PromptLogprob",

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from semel.core.digest import Digest
 
-__all__ = ["FORM_DTYPES", "Arrival", "Form", "form_bytes"]
+__all__ = ["FORM_DTYPES", "Form", "PrefetchedOutput", "form_bytes"]
 
 Form: TypeAlias = tuple[int, int, str]
 """Rows, columns and the name of the dtype, such as "torch.float32"."""
@@ -25,11 +25,11 @@ def form_bytes(form: Form) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PrefetchedOutput:
     """An encoder output that came for one request, in blocks of memory that the engine has mapped."""
 
-    ticket: int
-    """Names it once and for all: the engine says of a ticket that it is done with the blocks."""
+    lease: int
+    """Names it once and for all: the engine says of a lease that it is done with the blocks."""
 
     digest: Digest
     extents: tuple[tuple[int, int], ...]

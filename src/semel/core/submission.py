@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from semel.core.answer_parsing import AnswerParsing
 from semel.core.digest import Digest
-from semel.core.embedding import Arrival
+from semel.core.embedding import PrefetchedOutput
 from semel.core.feature import Feature
 from semel.core.prompt import Prompt
 from semel.core.trace import Trace
@@ -49,7 +49,7 @@ class Submission:
     """Items whose tensors the client sent. Their worker counts them as vLLM does; others count where they are rendered.
     """
 
-    arrivals: tuple[Arrival, ...] = ()
+    prefetched_outputs: tuple[PrefetchedOutput, ...] = ()
     """Encoder outputs that the worker has fetched for this request: the engine need not encode these items."""
 
 

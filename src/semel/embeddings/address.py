@@ -1,4 +1,4 @@
-"""Where a node of the store is. Values only."""
+"""Address of a node of the store. Values only."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class StoreAddress:
 
     @property
     def name(self) -> str:
-        """What it is called in logs, and what decides which entries it has."""
+        """The name in logs, which also decides which entries it has."""
         return self.path or (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
 
     @property
     def is_local(self) -> bool:
-        """Whether what is sent to it does not leave this machine."""
+        """True if what is sent to it does not leave this machine."""
         if self.path is not None or self.host == "localhost":
             return True
         try:
@@ -45,7 +45,7 @@ class StoreAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The address that an operator has written. An error never repeats a password."""
+        """Return the address that an operator has written. An error never repeats a password."""
         try:
             url = urlsplit(text)
             port = url.port

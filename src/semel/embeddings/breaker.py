@@ -1,4 +1,4 @@
-"""When a store that fails is asked again: a circuit breaker. Pure: the clock is passed in.
+"""Circuit breaker for a store that fails. Pure: the clock is passed in.
 
 Closed, it lets every call through. After some failures in a row it opens, for 1 s; then one call at a time is let
 through as a trial. A trial that fails opens it for twice as long, up to a minute. One that succeeds closes it. How long
@@ -36,11 +36,11 @@ class Breaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the store is taken to be up."""
+        """True if the store is taken to be up."""
         return not self._wait_s
 
     def begin(self, now: float) -> int | None:
-        """Ask for leave to make a call. Returns a ticket for `end`, or None if there must be no call."""
+        """Ask for leave to make a call. Returns a permit for `end`, or None if there must be no call."""
         if self._wait_s:
             if self._is_trial or now < self._opened_until:
                 return None
@@ -48,9 +48,9 @@ class Breaker:
             self._epoch += 1
         return self._epoch
 
-    def end(self, ticket: int, now: float, *, is_ok: bool) -> None:
-        """Say what a call came to. Every ticket must end."""
-        if ticket != self._epoch:
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        """Say what a call came to. Every permit must end."""
+        if permit != self._epoch:
             return
         if is_ok:
             self._failures = 0

@@ -56,7 +56,7 @@ class Connection:
             raise refusal
 
     def is_idle(self) -> bool:
-        """Whether nobody has closed it, and nothing has come that was not asked for."""
+        """Return whether nobody has closed it, and nothing has come that was not asked for."""
         if not self.replies.is_empty:
             return False
         try:
@@ -178,7 +178,7 @@ def _remaining(deadline: float) -> float:
 
 @contextmanager
 def _mapped_errors() -> Iterator[None]:
-    """Say what a socket says in our own words; the addresses stay in the log of whoever knows them."""
+    """Say what a socket says in our own words; the addresses stay in the log of those who know them."""
     try:
         yield
     except TimeoutError as error:

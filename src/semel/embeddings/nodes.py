@@ -48,7 +48,7 @@ class Node:
 
     @property
     def is_up(self) -> bool:
-        """Whether calls are let through."""
+        """True if calls are let through."""
         with self._lock:
             return self._breaker.is_closed
 
@@ -56,8 +56,8 @@ class Node:
     def attempt(self) -> Iterator[BlobStore]:
         """Let the node be asked, unless it failed a moment ago; then `StoreSuspended` is raised."""
         with self._lock:
-            ticket = self._breaker.begin(self._clock())
-        if ticket is None:
+            permit = self._breaker.begin(self._clock())
+        if permit is None:
             raise StoreSuspended(f"the embedding store's node {self.name} failed a moment ago")
         failure: BaseException | None = None
         try:
@@ -70,7 +70,7 @@ class Node:
         finally:
             with self._lock:
                 was_up = self._breaker.is_closed
-                self._breaker.end(ticket, self._clock(), is_ok=failure is None)
+                self._breaker.end(permit, self._clock(), is_ok=failure is None)
                 is_up = self._breaker.is_closed
             self._report(was_up, is_up, failure)
 
@@ -95,18 +95,18 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def of(self, name: Digest) -> Node:
-        """The node that has an entry."""
+    def choose(self, name: Digest) -> Node:
+        """Return the node that has an entry."""
         return max(self._nodes, key=lambda node: rank(node.name, name))
 
     @property
     def is_up(self) -> bool:
-        """Whether any node is up."""
+        """True if any node is up."""
         return any(node.is_up for node in self._nodes)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every node is up."""
+        """True if every node is up."""
         return all(node.is_up for node in self._nodes)
 
     def ping(self, timeout_s: float) -> dict[str, StoreError | None]:
@@ -135,7 +135,7 @@ class Nodes:
 
 
 def open_nodes(settings: EmbeddingStoreSettings, password: str | None = None) -> Nodes | None:
-    """The nodes that the settings name; None without a store. Connections are opened when they are needed."""
+    """Return the nodes that the settings name; None without a store. Connections are opened when they are needed."""
     addresses = settings.addresses()
     if not addresses:
         return None

@@ -38,7 +38,7 @@ class Pool:
 
     @contextmanager
     def connection(self, deadline: float) -> Iterator[Connection]:
-        """A connection for one exchange. It is kept if that ends well, or with a store that is full."""
+        """Lend a connection for one exchange. It is kept if that ends well, or with a store that is full."""
         connection = self._take(deadline)
         is_usable = False
         try:

@@ -1,4 +1,4 @@
-"""What a store of bytes does for us, whatever it is made of. Its implementations pass one contract suite.
+"""Protocol of a store of bytes. Its implementations pass one contract suite.
 
 Calls block and are made from threads. Every call has a deadline, in seconds of `time.monotonic`, and ends by it. What
 goes wrong is one of these::
@@ -44,7 +44,7 @@ class BlobStore(Protocol):
     """Byte strings by key, in one node of the store."""
 
     def get_many(self, keys: Sequence[bytes], max_bytes: int, deadline: float) -> list[bytes | None]:
-        """Small values, in one round trip; None for a key that is not there.
+        """Get small values, in one round trip; None for a key that is not there.
 
         Of a value that is longer, a byte more than `max_bytes` is returned.
         """

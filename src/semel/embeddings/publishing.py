@@ -1,6 +1,6 @@
-"""Which encoder outputs go into the fleet's store, and when. Pure: the clock is passed in.
+"""Choice of the encoder outputs that go into the fleet's store. Pure: the clock is passed in.
 
-An output is published when its item was shown often enough and it is on this host's shelf. So what is shown once never
+An output is published when its item was shown often enough and it is in this host's cache. So what is shown once never
 leaves the host. One output is published once at a time, and on average not more than some bytes per second. What could
 not be published is tried again when it is shown again. What was published is believed to be in the store for a while,
 for the store may lose it without a word. What is known about items is bounded: the ones that were shown or saved least
@@ -26,7 +26,7 @@ _BYTES_PER_S: Final = 256 << 20
 class _Entry:
     shows: int = 0
     nbytes: int | None = None
-    """Its size on the shelf; None if it is not there."""
+    """Its size in the host cache; None if it is not there."""
     published_until: float = -inf
     """Until when it is taken to be in the store."""
 
@@ -55,35 +55,35 @@ class Publishing:
 
     @property
     def has_ready(self) -> bool:
-        """Whether something waits for being published."""
+        """True if something waits for being published."""
         return bool(self._ready)
 
     def show(self, digest: Digest, now: float) -> None:
-        """An item came with a request."""
+        """Count a request with an item."""
         entry = self._touch(digest)
         entry.shows += 1
         self._admit(digest, entry, now)
 
     def saved(self, digest: Digest, nbytes: int, now: float) -> None:
-        """Its encoder output is on the shelf."""
+        """Take note that an encoder output is in the host cache."""
         entry = self._touch(digest)
         entry.nbytes = nbytes
         self._admit(digest, entry, now)
 
     def lost(self, digest: Digest, now: float) -> None:
-        """The store does not have it, whatever was published."""
+        """Take note that the store does not have an output, whatever was published."""
         if (entry := self._entries.peek(digest)) is not None:
             entry.published_until = -inf
             self._admit(digest, entry, now)
 
     def gone(self, digest: Digest) -> None:
-        """It is not on the shelf any more."""
+        """Take note that an output is not in the host cache any more."""
         if (entry := self._entries.peek(digest)) is not None:
             entry.nbytes = None
             self._ready.pop(digest, None)
 
     def take(self, now: float) -> Digest | None:
-        """The output to publish now, if there is one. `done` must follow."""
+        """Return the output to publish now, if there is one. `done` must follow."""
         if now < self._free_at and not self._is_draining:
             return None
         digest = next(iter(self._ready), None)
@@ -105,7 +105,7 @@ class Publishing:
             self._admit(digest, current, now)
 
     def drain(self, now: float) -> None:
-        """From now on all that is on the shelf is published, most shown first, at any speed: the worker ends."""
+        """Publish the whole host cache from now on, most shown first, at any speed: the worker ends."""
         self._is_draining = True
         ranked = sorted(self._entries.items(), key=lambda one: one[1].shows, reverse=True)
         self._ready.clear()
@@ -113,7 +113,7 @@ class Publishing:
             self._admit(digest, entry, now)
 
     def forget_all(self) -> None:
-        """Nothing that was shown or saved counts any more: the encoder has other weights."""
+        """Forget everything that was shown or saved: the encoder has other weights."""
         self._entries.clear()
         self._ready.clear()
 

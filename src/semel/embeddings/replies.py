@@ -1,6 +1,6 @@
 """RESP2 as Redis and Valkey speak it, as far as we need it: commands as bytes, and a strict reader of replies. No I/O.
 
-Whoever can answer us may be hostile or broken: a line has a bound, only the reply that belongs to a command is taken,
+The other end may be hostile or broken: a line has a bound, only the reply that belongs to a command is taken,
 and memory is only ever filled to the size that was expected. Everything else is `Malformed`, after which a connection
 cannot be used any more. An error reply is a `Refusal`, after which it can.
 """
@@ -46,11 +46,11 @@ class Refusal(Exception):
 
     @property
     def is_wrong_type(self) -> bool:
-        """Whether the key has a list or the like instead of bytes."""
+        """True if the key has a list or the like instead of bytes."""
         return self.code == "WRONGTYPE"
 
     def error(self) -> StoreError:
-        """The error as callers know it."""
+        """Return the error as callers know it."""
         if self.code == "OOM":
             return StoreFull(
                 "the embedding store is full: let it evict (maxmemory-policy allkeys-lru), or give it more"
@@ -58,14 +58,14 @@ class Refusal(Exception):
         return StoreDown(f"the embedding store says {str(self)[:120]!r}; {_ADVICE.get(self.code, 'see its log')}")
 
     def login_error(self) -> StoreDown:
-        """The error, if it is the reply to a password: without the store's text, which may repeat the password."""
+        """Return the error of a refused password, without the store's text, which may repeat the password."""
         code = self.code if self.code in _LOGIN_CODES else "an error"
         advice = _ADVICE.get(self.code, "check the user and --embedding-store-password-file, and see its log")
         return StoreDown(f"the embedding store answers the login with {code}; {advice}")
 
 
 class Replies:
-    """Reads replies from a connection. `receive` fills some of a buffer, at least one byte, and returns how many."""
+    """A reader of replies. `receive` fills some of a buffer, at least one byte, and returns how many."""
 
     __slots__ = ("_begin", "_buffer", "_end", "_memory", "_receive")
 
@@ -77,7 +77,7 @@ class Replies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was received that has not been read."""
+        """True if nothing was received that has not been read."""
         return self._begin == self._end
 
     def simple(self, expected: bytes) -> None:
@@ -151,12 +151,12 @@ class Replies:
 
 
 def command(*parts: bytes) -> bytes:
-    """A command as it is sent."""
+    """Return a command as it is sent."""
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
 
 
 def put_command(key: bytes, chunk: Chunk, ttl_ms: int) -> Iterator[bytes | memoryview]:
-    """The command that stores a value for a while, without a copy of the value."""
+    """Yield the command that stores a value for a while, without a copy of the value."""
     head = command(b"SET", key, b"", b"PX", b"%d" % ttl_ms)
     before, _, after = head.partition(b"$0\r\n")
     yield before + b"$%d\r\n" % sum(piece.nbytes for piece in chunk)

@@ -1,7 +1,7 @@
 """A node of the store that speaks RESP: Valkey, Redis, and what is like them.
 
 A client of our own, because the usual ones copy each value two or three times and hold the interpreter while they do: a
-picture of 9.8 MB takes them three to ten times the processor time (docs/internals/embedding-store.md).
+image of 9.8 MB takes them three to ten times the CPU time (docs/internals/embedding-store.md).
 Values go straight between the socket and the given memory.
 """
 
@@ -35,7 +35,7 @@ class _WrongSize(Exception):
 
 
 class RespStore:
-    """Implements `BlobStore`."""
+    """A `BlobStore` over the RESP protocol."""
 
     def __init__(
         self, address: StoreAddress, *, tls: ssl.SSLContext | None = None, password: str | None = None
@@ -47,7 +47,7 @@ class RespStore:
         return f"RespStore({self.address.name})"
 
     def get_many(self, keys: Sequence[bytes], max_bytes: int, deadline: float) -> list[bytes | None]:
-        """Small values, in one round trip."""
+        """Get small values, in one round trip."""
         values: list[bytes | None] = []
         commands = ([command(b"GET", key)] for key in keys)
         try:
@@ -156,7 +156,7 @@ def _read_chunk(replies: Replies, chunk: Chunk) -> bool:
 
 
 def _until(stop: Sequence[object], commands: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
-    """The commands, until there is a reason to stop."""
+    """Yield the commands, until there is a reason to stop."""
     for one in commands:
         if stop:
             return
@@ -164,4 +164,4 @@ def _until(stop: Sequence[object], commands: Iterable[list[bytes]]) -> Iterator[
 
 
 def _ignore(_: object) -> None:
-    """What a reply says is of no interest."""
+    """Ignore a reply."""

@@ -1,4 +1,4 @@
-"""What an entry of the store consists of, and when it is believed. Pure.
+"""Format of an entry of the store, and its authentication. Pure.
 
 An entry is a manifest of fixed size and chunks of 1 MiB. The manifest has two seals, both keyed blake3 under a key
 that only the fleet has. The first covers the name and the manifest itself, so shape and size are believed, and room
@@ -27,10 +27,10 @@ __all__ = [
     "Header",
     "Manifest",
     "Seal",
-    "chunks_of",
-    "nbytes_of",
     "open_probe",
+    "output_nbytes",
     "seal_probe",
+    "split_chunks",
 ]
 
 CHUNK_BYTES: Final = 1 << 20
@@ -52,8 +52,8 @@ _CONTENT_DOMAIN: Final = b"contents"
 _PROBE_DOMAIN: Final = b"theprobe"
 
 
-def nbytes_of(form: Form) -> int | None:
-    """How many bytes an encoder output of this form has; None if the store takes none such."""
+def output_nbytes(form: Form) -> int | None:
+    """Return how many bytes an encoder output of this form has; None if the store takes none such."""
     try:
         nbytes = form_bytes(form)
     except ValueError:
@@ -63,7 +63,7 @@ def nbytes_of(form: Form) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a manifest says about its chunks."""
+    """The part of a manifest about its chunks."""
 
     form: Form
     nonce: bytes
@@ -71,34 +71,34 @@ class Header:
 
     @classmethod
     def new(cls, form: Form) -> Self:
-        """The header of a new entry. A form that the store does not take is a `ValueError`."""
-        if nbytes_of(form) is None:
+        """Return the header of a new entry. A form that the store does not take is a `ValueError`."""
+        if output_nbytes(form) is None:
             raise ValueError(f"an encoder output of the form {form} is none that can be stored")
         return cls(form, secrets.token_bytes(_NONCE_BYTES))
 
     @property
     def nbytes(self) -> int:
         """The size of all chunks together."""
-        return nbytes_of(self.form) or 0
+        return output_nbytes(self.form) or 0
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return -(-self.nbytes // CHUNK_BYTES)
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Encode it."""
         rows, columns, dtype = self.form
         return _HEADER.pack(_MAGIC, dtype.encode(), rows, columns, self.nbytes, CHUNK_BYTES, self.nonce)
 
     @classmethod
     def unpack(cls, raw: bytes) -> Self | None:
-        """The header that these bytes are; None for any others than those of `pack`."""
+        """Return the header that these bytes are; None for any others than those of `pack`."""
         if len(raw) != _HEADER.size:
             return None
         _, dtype, rows, columns, _, _, nonce = _HEADER.unpack(raw)
         form = (rows, columns, dtype.rstrip(b"\0").decode("latin-1"))
-        if nbytes_of(form) is None:
+        if output_nbytes(form) is None:
             return None
         header = cls(form, nonce)
         return header if header.pack() == raw else None
@@ -121,25 +121,25 @@ class Seal:
             self.nbytes += piece.nbytes
 
     def digest(self) -> bytes:
-        """The seal of all bytes that were added."""
+        """Return the seal of all bytes that were added."""
         return self._hash.digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A header and the seal of its contents. It is written last, so whoever reads it finds all chunks."""
+    """A header and the seal of its contents. It is written last, so its readers find all chunks."""
 
     header: Header
     seal: bytes
 
     def pack(self, key: Key, name: Digest) -> bytes:
-        """As bytes, sealed itself."""
+        """Encode and seal it."""
         raw = self.header.pack() + self.seal
         return raw + _seal_manifest(key, name, raw)
 
     @classmethod
     def unpack(cls, raw: bytes, key: Key, name: Digest) -> Self | None:
-        """The manifest that these bytes are; None for any that nobody with the key has written under this name."""
+        """Parse a manifest; None for one that nobody with the key has written under this name."""
         body, seal = raw[:-_SEAL_BYTES], raw[-_SEAL_BYTES:]
         if len(raw) != MANIFEST_BYTES or not compare_digest(seal, _seal_manifest(key, name, body)):
             return None
@@ -147,12 +147,12 @@ class Manifest:
         return None if header is None else cls(header, body[_HEADER.size :])
 
     def holds(self, seal: Seal) -> bool:
-        """Whether all bytes came, and are those that were sealed."""
+        """Return whether all bytes came, and are those that were sealed."""
         return seal.nbytes == self.header.nbytes and compare_digest(seal.digest(), self.seal)
 
 
-def chunks_of(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
-    """The first bytes of some buffers, in chunks. A chunk may lie across buffers."""
+def split_chunks(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memoryview]]:
+    """Yield the first bytes of some buffers, in chunks. A chunk may lie across buffers."""
     if sum(buffer.nbytes for buffer in buffers) < nbytes:
         raise ValueError(f"the buffers have less than {nbytes:,} bytes")
     chunk: list[memoryview] = []
@@ -172,12 +172,12 @@ def chunks_of(buffers: Sequence[memoryview], nbytes: int) -> Iterator[list[memor
 
 
 def seal_probe(key: Key, name: Digest, probe: bytes) -> bytes:
-    """The hash of an encoder's probe, as it is stored."""
+    """Return the hash of an encoder's probe, as it is stored."""
     return probe + blake3(_PROBE_DOMAIN + name + probe, key=key.secret).digest()
 
 
 def open_probe(key: Key, name: Digest, raw: bytes) -> bytes | None:
-    """The hash that was stored; None for bytes that nobody with the key has written under this name."""
+    """Return the hash that was stored; None for bytes that nobody with the key has written under this name."""
     probe = raw[:-_SEAL_BYTES]
     return probe if compare_digest(raw, seal_probe(key, name, probe)) else None
 

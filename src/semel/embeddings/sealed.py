@@ -2,7 +2,7 @@
 
 Nothing that comes out of the store is believed before its seals held (`seal`). A store that fails in any way is a
 counted outcome, never an exception, and every call ends by its deadline. Chunks go first, under keys with the writer's
-own nonce, and the manifest last and only if there is none. So two writers never mix, and whoever reads a manifest finds
+own nonce, and the manifest last and only if there is none. So two writers never mix, and a reader of a manifest finds
 all chunks unless the store has evicted some.
 """
 
@@ -25,10 +25,10 @@ from semel.embeddings.seal import (
     Header,
     Manifest,
     Seal,
-    chunks_of,
-    nbytes_of,
     open_probe,
+    output_nbytes,
     seal_probe,
+    split_chunks,
 )
 
 __all__ = ["FetchOutcome", "Fetched", "PublishOutcome", "SealedStore", "Stage"]
@@ -48,7 +48,7 @@ _CLEANING_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What became of one output that was asked for."""
+    """The outcome of fetching one output."""
 
     digest: Digest
     outcome: FetchOutcome
@@ -56,7 +56,7 @@ class Fetched:
     """Of a hit."""
 
     is_staged: bool = False
-    """Whether memory was reserved for it. Unless it is a hit, the caller frees that memory now: nobody writes it."""
+    """True if memory was reserved for it. Unless it is a hit, the caller frees that memory now: nobody writes it."""
 
 
 class SealedStore:
@@ -71,21 +71,17 @@ class SealedStore:
 
     @property
     def is_up(self) -> bool:
-        """Whether any node is asked at all."""
+        """True if any node is asked at all."""
         return self._nodes.is_up
 
     @property
     def is_whole(self) -> bool:
-        """Whether all nodes are."""
+        """True if all nodes are."""
         return self._nodes.is_whole
 
     def revive(self, timeout_s: float) -> None:
         """Try nodes again that failed, if it is time for that."""
         self._nodes.revive(timeout_s)
-
-    def close(self) -> None:
-        """Close all connections; calls under way fail."""
-        self._nodes.close()
 
     def fetch(
         self,
@@ -103,7 +99,7 @@ class SealedStore:
         groups: dict[Node, list[_Wanted]] = {}
         for digest, count in rows.items():
             name = embedding_name(self._key, self._identity, digest)
-            groups.setdefault(self._nodes.of(name), []).append(_Wanted(digest, name, count, width))
+            groups.setdefault(self._nodes.choose(name), []).append(_Wanted(digest, name, count, width))
         found: dict[Digest, Fetched] = {}
         for index, (node, group) in enumerate(groups.items()):
             now = time.monotonic()
@@ -123,12 +119,12 @@ class SealedStore:
 
         Never raises but what `is_intact` does.
         """
-        if nbytes_of(form) is None:
+        if output_nbytes(form) is None:
             return "unsupported"
         name = embedding_name(self._key, self._identity, digest)
         entry = _Entry(name, Header.new(form), buffers)
         try:
-            with self._nodes.of(name).attempt() as blobs:
+            with self._nodes.choose(name).attempt() as blobs:
                 return self._publish(blobs, entry, is_intact, deadline)
         except StoreFull:
             return "full"
@@ -141,7 +137,7 @@ class SealedStore:
         Returns the fleet's, which is ours if it had none; also if a full store does not take ours. Raises `StoreError`.
         """
         name = probe_name(self._key, self._identity)
-        with self._nodes.of(name).attempt() as blobs:
+        with self._nodes.choose(name).attempt() as blobs:
             found = self._read_probe(blobs, name, deadline)
             if found is None:
                 ours = seal_probe(self._seal_key, name, probe)
@@ -151,7 +147,7 @@ class SealedStore:
         return probe if found is None else found
 
     def _read_probe(self, blobs: BlobStore, name: Digest, deadline: float) -> bytes | None:
-        """The fleet's probe. What somebody else has put there is deleted."""
+        """Return the fleet's probe. What somebody else has put there is deleted."""
         raw = blobs.get_many([probe_key(name)], MAX_PROBE_BYTES, deadline)[0]
         if raw is None:
             return None
@@ -161,7 +157,7 @@ class SealedStore:
         return found
 
     def _fetch_from(self, node: Node, group: Sequence[_Wanted], stage: Stage, deadline: float) -> list[Fetched]:
-        """What one node has. After a failure, the rest of the group shares its outcome."""
+        """Return what one node has. After a failure, the rest of the group shares its outcome."""
         staged: set[Digest] = set()
 
         def reserve(digest: Digest, form: Form) -> Sequence[memoryview] | None:
@@ -201,7 +197,7 @@ class SealedStore:
         if (buffers := stage(one.digest, header.form)) is None:
             return "no_room", None
         seal = Seal(self._seal_key, one.name, header)
-        came = blobs.get_into(entry_keys[1:], chunks_of(buffers, header.nbytes), seal.add, deadline)
+        came = blobs.get_into(entry_keys[1:], split_chunks(buffers, header.nbytes), seal.add, deadline)
         if came == "whole" and manifest.holds(seal):
             return "hit", header.form
         _delete(blobs, entry_keys, deadline)
@@ -246,7 +242,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is about to be stored."""
+    """An entry that is about to be stored."""
 
     name: Digest
     header: Header
@@ -257,8 +253,8 @@ class _Entry:
         return chunk_keys(self.name, self.header.nonce, self.header.chunk_count)
 
     def chunks(self, seal: Seal) -> Iterator[Chunk]:
-        """The chunks, each sealed when it is about to be sent."""
-        for chunk in chunks_of(self.buffers, self.header.nbytes):
+        """Yield the chunks, each sealed when it is about to be sent."""
+        for chunk in split_chunks(self.buffers, self.header.nbytes):
             seal.add(chunk)
             yield chunk
 
@@ -269,7 +265,7 @@ def _outcome(error: StoreDown) -> Literal["late", "down"]:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """A store that is too full to be read from is down."""
+    """Treat a store that is too full to be read from as down."""
     try:
         yield
     except StoreFull as error:

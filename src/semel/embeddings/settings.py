@@ -14,7 +14,7 @@ __all__ = ["EmbeddingStoreSettings"]
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingStoreSettings:
-    """Where workers share encoder outputs, which of them, and how long a request waits for one."""
+    """The store in which workers share encoder outputs."""
 
     locations: str | None = flag(
         None,
@@ -82,7 +82,7 @@ class EmbeddingStoreSettings:
         return self.staging_mb * MIB
 
     def addresses(self) -> tuple[StoreAddress, ...]:
-        """The store's nodes; none without a store. Raises `ConfigError` if the settings do not fit together."""
+        """Return the store's nodes; none without a store. Raises `ConfigError` if the settings do not fit together."""
         if self.locations is None:
             return ()
         addresses = tuple(StoreAddress.parse(text.strip()) for text in self.locations.split(","))

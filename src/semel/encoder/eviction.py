@@ -28,7 +28,7 @@ class Entry:
     def __init__(self, key: Key, size: int, cost: float, planner: Reference | None = None) -> None:
         self.key = key
         self.size = size
-        """In embeddings; of a slot on a shelf in blocks."""
+        """In embeddings; of a slot in a host cache in blocks."""
         self.cost = cost
         """Cost of encoding it again, in any unit common to all entries."""
         self.shows = 0
@@ -49,23 +49,23 @@ class Eviction(Protocol):
     """The order in which reclaimable entries are evicted."""
 
     def show(self, entry: Entry) -> None:
-        """A request begins to refer to the entry. It is not a candidate now, whether or not it was one before."""
+        """Take note that a request refers to the entry. It is not a candidate now, whether or not it was one before."""
 
     def admit(self, entry: Entry) -> bool:
-        """The entry's last reference ended. True makes it a candidate; False evicts it at once."""
+        """Return the entry's last reference ended. True makes it a candidate; False evicts it at once."""
 
     def pop(self) -> Entry:
         """Remove and return the candidate to evict next. Called only if there is one."""
 
     def discard(self, entry: Entry) -> None:
-        """The entry is gone. It is not a candidate any more, whether or not it was one."""
+        """Forget an entry that is gone, whether or not it was a candidate."""
 
     def clear(self) -> None:
         """Remove every candidate."""
 
 
 class OldestReleased:
-    """Evicts the entry that was released first. The default, and vLLM's policy."""
+    """Eviction of the entry that was released first. The default, and vLLM's policy."""
 
     def __init__(self) -> None:
         self._candidates: OrderedDict[Key, Entry] = OrderedDict()
@@ -93,7 +93,7 @@ class OldestReleased:
 
 
 class CostAware:
-    """Retains entries that are expensive per embedding and often used (GreedyDual-Size-Frequency).
+    """GreedyDual-Size-Frequency: entries stay that are expensive per embedding and often used.
 
     A candidate's worth is `floor + shows * cost / size`. The floor is the worth of the last evicted entry, so newer
     entries overtake an entry that is not used again. The policy remembers the shows of evicted keys, for as many keys
@@ -152,7 +152,7 @@ class CostAware:
 
 
 class Immediate:
-    """Evicts an entry with its last reference: encoder-decoder models, where residency only limits the rate (B9)."""
+    """Eviction with the last reference: encoder-decoder models, where residency only limits the rate (B9)."""
 
     def show(self, entry: Entry) -> None:
         """See `Eviction`."""
@@ -162,7 +162,7 @@ class Immediate:
         return False
 
     def pop(self) -> Entry:
-        """Never called: there are no candidates."""
+        """Raise an error: there are no candidates."""
         raise LookupError("an immediate eviction has no candidates")
 
     def discard(self, entry: Entry) -> None:

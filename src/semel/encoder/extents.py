@@ -23,7 +23,7 @@ class FreeExtents:
         self._extents: list[Extent] = [(0, blocks)] if blocks else []  # in order, never adjacent
 
     def take(self, blocks: int) -> tuple[Extent, ...]:
-        """Blocks that are free no more. Requires that so many are."""
+        """Take blocks, of which so many must be free."""
         if blocks > self.free:
             raise ValueError(f"{blocks} blocks were asked for, {self.free} are free")
         found: list[Extent] = []

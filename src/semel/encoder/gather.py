@@ -1,4 +1,4 @@
-"""Which slices of which encoder outputs fill which positions of a step (requirement C5).
+"""Slices of encoder outputs that fill the positions of a step (requirement C5).
 
 Library code: vLLM's model runner has no plug point for it. A test compares it with that runner.
 """
@@ -32,7 +32,7 @@ class Gathered:
 
 
 def gather(timeline: Timeline, start: int, end: int) -> Gathered:
-    """The embeddings for prompt positions `[start, end)`.
+    """Return the embeddings for prompt positions `[start, end)`.
 
     It reads only the k inputs in the window: O(log n + k), plus the mask. The inputs of an encoder-decoder prompt fill
     no decoder position: an encoder timeline has nothing to gather.

@@ -1,4 +1,4 @@
-"""What to encode in one step for one request (requirements C1-C4).
+"""Planner of the encoder inputs of one request in one step (requirements C1-C4).
 
 A plan is a value: planning changes nothing, and a plan that is not committed has no effect. Planning processes inputs
 in prompt order. An input that does not fit limits the request's tokens to those before it; that input and later ones
@@ -70,15 +70,15 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans against one residency with the rules of one engine."""
+    """A planner against one residency with the rules of one engine."""
 
     residency: Residency
     shift: int = 0
     """Look-ahead in tokens, for speculative decoding."""
     chunks_items: bool = True
-    """Whether several steps may share the tokens of one item."""
+    """True if several steps may share the tokens of one item."""
     is_remote: Callable[[Key], bool] | None = None
-    """Whether a remote encoder cache has an item."""
+    """Tells whether a remote encoder cache has an item."""
 
     def plan(self, request: Request, *, computed: int, tokens: int, budget: int) -> Plan:
         """Plan up to `tokens` tokens after the `computed` ones, and encode up to `budget` embeddings."""
@@ -116,7 +116,7 @@ class Planner:
     def _plan_before(
         self, index: int, cut: int | None, request: Request, draft: _Draft, computed: int, budget: int
     ) -> Plan:
-        """The plan that ends, shift included, before an input that cannot be part of it (C2)."""
+        """Return the plan that ends, shift included, before an input that cannot be part of it (C2)."""
         timeline = request.timeline
         tokens = timeline[index].offset - computed - self.shift
         if self.chunks_items:
@@ -156,12 +156,12 @@ class Planner:
 
 
 def _covers_part(placeholder: Placeholder, computed: int, tokens: int) -> bool:
-    """Whether the tokens would cover an item's start but not its end."""
+    """Return whether the tokens would cover an item's start but not its end."""
     return computed < placeholder.offset and computed + tokens < placeholder.end
 
 
 def _has_embeds(placeholder: Placeholder, start: int, end: int) -> bool:
-    """Whether an embedding falls on prompt positions `[start, end)` (C4)."""
+    """Return whether an embedding falls on prompt positions `[start, end)` (C4)."""
     offset = placeholder.offset
     first, last = placeholder.embed_range(max(0, start - offset), min(placeholder.length, end - offset))
     return first < last

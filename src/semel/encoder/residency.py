@@ -1,4 +1,4 @@
-"""Which encoder outputs are resident, which inputs refer to them, and which were evicted (requirements B1-B9).
+"""Residency of encoder outputs: references of inputs, releases and evictions (requirements B1-B9).
 
 Space is counted in embeddings. Each embedding of the capacity is free, held (its entry has a referrer) or reclaimable
 (its entry has none), so `free + held + reclaimable == capacity` always. Time is divided into passes: a scheduler
@@ -65,21 +65,21 @@ class Residency:
     # Queries.
 
     def size(self, key: Key) -> int | None:
-        """The embeddings of a resident or planned entry; None if there is no such entry."""
+        """Return the embeddings of a resident or planned entry; None if there is no such entry."""
         entry = self._entries.get(key)
         return None if entry is None else entry.size
 
     def planner(self, key: Key) -> Reference | None:
-        """The input that encodes the entry in this pass, if any."""
+        """Return the input that encodes the entry in this pass, if any."""
         entry = self._entries.get(key)
         return None if entry is None else entry.planner
 
-    def inputs_of(self, request: str) -> KeysView[int]:
-        """The inputs of a request that hold an entry: a live view, in O(1) (B4)."""
+    def held_inputs(self, request: str) -> KeysView[int]:
+        """Return the inputs of a request that hold an entry: a live view, in O(1) (B4)."""
         return self._inputs.get(request, _NOTHING).keys()
 
     def evicted(self) -> tuple[Key, ...]:
-        """The keys evicted in this pass so far.
+        """Return the keys evicted in this pass so far.
 
         An entry that is evicted and then allocated again does not lose its tensor: it is not included (B6), unless it
         was discarded.
@@ -87,12 +87,12 @@ class Residency:
         return tuple(key for key, is_wrong in self._evicted.items() if is_wrong or key not in self._entries)
 
     def claim(self, key: Key) -> int:
-        """The free or reclaimable embeddings that holding the entry would use."""
+        """Return the free or reclaimable embeddings that holding the entry would use."""
         entry = self._entries[key]
         return 0 if entry.referrers else entry.size
 
     def can_allocate(self, size: int, *, promised: int = 0) -> bool:
-        """Whether there is room for `size` embeddings in addition to `promised` ones. Evicts nothing (B3)."""
+        """Return whether there is room for `size` embeddings in addition to `promised` ones. Evicts nothing (B3)."""
         return size + promised <= self.free + self.reclaimable
 
     # Changes.
@@ -135,7 +135,7 @@ class Residency:
 
     def release_all(self, request: str) -> None:
         """Release all entries of a request, because it ended, was preempted, or was not scheduled after all."""
-        for index in tuple(self.inputs_of(request)):
+        for index in tuple(self.held_inputs(request)):
             self.release(request, index)
 
     def discard(self, key: Key) -> None:
@@ -220,7 +220,7 @@ class Residency:
         self._forget(entry)
 
     def _replace_planner(self, entry: Entry) -> None:
-        """The planner released the entry before it was encoded: the next referrer, if any, encodes it (B7)."""
+        """Let the next referrer, if any, encode an entry that its planner released before it was encoded (B7)."""
         entry.planner = next(iter(entry.referrers), None)
         if entry.planner is None:
             del self._planned[entry.key]

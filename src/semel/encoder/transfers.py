@@ -1,4 +1,4 @@
-"""What each step copies between devices and a shelf, and what is known of copies that are on their way.
+"""Copies of each step between devices and a host cache, and the state of those that are under way.
 
 A scheduler allocates space for one output after the other, then says what the step encodes and who was scheduled
 (`plan`). An allocation of a scheduled request that the step does not encode is a load. One whose request was preempted
@@ -7,11 +7,11 @@ in the same step is neither: nobody encodes or needs it. What a step loads is pi
 The processes with the tensors (ranks) run steps in order. One of them, the first, saves; every one loads. Their reports
 may come late, twice or never, so a report counts only for the copy that it names, and each copy has a number of its
 own. A slot is filled when the first rank says so, and is not read before. It is let go when that rank has closed the
-step without it; what was loaded, when every rank has loaded it or closed the step. A rank that copies beside its steps
-closes none: its copies end one by one, and a save that it does not report within `patience` steps is given up.
+step without it; what was loaded, when every rank has loaded it or closed the step. A rank that copies during later
+steps closes none: its copies end one by one, and a save that it does not report within `patience` steps is given up.
 
-What came for a request from elsewhere (`arrivals`) is loaded if the shelf does not have it. A rank that `adopts` saves
-it in the same step, as if it had encoded it: who asks next finds it on the shelf.
+What came for a request from elsewhere (`prefetched`) is loaded if the host cache does not have it. A rank that `adopts`
+saves it in the same step, as if it had encoded it: who asks next finds it in the host cache.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Hashable, Mapping
 from dataclasses import dataclass, field
 
-from semel.encoder.arrivals import Arrivals
 from semel.encoder.eviction import Key, Reference
 from semel.encoder.extents import Extent
-from semel.encoder.shelf import Shelf, Slot
+from semel.encoder.host_cache import HostCache, Slot
+from semel.encoder.prefetched import PrefetchedOutputs
 
 __all__ = ["Load", "Report", "Save", "Saved", "Step", "TransferCounts", "Transfers"]
 
@@ -46,13 +46,13 @@ class Load:
     transfer: int
     extents: tuple[Extent, ...]
     form: Hashable
-    is_arrival: bool = False
-    """Whether the blocks are not of the shelf: it came for a request."""
+    is_prefetched: bool = False
+    """True if the blocks are not of the host cache: it was prefetched for a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the ranks have to copy in one step."""
+    """The copies of all ranks in one step."""
 
     number: int = 0
     """0 for a step without copies."""
@@ -70,7 +70,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one rank has done."""
+    """The copies that one rank has made."""
 
     rank: int
     closed: int = 0
@@ -84,11 +84,11 @@ class TransferCounts:
     """Running totals."""
 
     loads: int = 0
-    """Outputs that a step loaded from the shelf instead of encoding them."""
-    arrivals: int = 0
+    """Outputs that a step loaded from the host cache instead of encoding them."""
+    prefetched_outputs: int = 0
     """Those that it loaded because they had come for a request."""
     saves: int = 0
-    """Outputs that were copied to the shelf."""
+    """Outputs that were copied to the host cache."""
     lost: int = 0
     """Outputs that were to be copied, and were not."""
 
@@ -96,7 +96,7 @@ class TransferCounts:
 @dataclass(slots=True)
 class _Loading:
     source: Slot | int
-    """A slot of the shelf, or the ticket of an arrival."""
+    """A slot of the host cache, or the lease of a prefetched output."""
     step: int
     ranks: set[int] = field(default_factory=set)
     """Those that have not loaded it yet."""
@@ -105,9 +105,11 @@ class _Loading:
 class Transfers:
     """The copies of one engine, of so many ranks."""
 
-    def __init__(self, shelf: Shelf, *, ranks: int = 1, patience: int | None = None, adopts: bool = False) -> None:
-        self.shelf = shelf
-        self.arrivals = Arrivals()
+    def __init__(
+        self, host_cache: HostCache, *, ranks: int = 1, patience: int | None = None, adopts: bool = False
+    ) -> None:
+        self.host_cache = host_cache
+        self.prefetched_outputs = PrefetchedOutputs()
         self.on_saved: Callable[[Slot], None] = _ignore
         """Called with a slot that was filled, and can be found."""
         self.counts = TransferCounts()
@@ -122,11 +124,11 @@ class Transfers:
         self._loading: dict[int, _Loading] = {}
 
     def allocate(self, request: str, index: int, key: Key, rows: int, blocks: int) -> None:
-        """A request has got space on the device for an output, to encode or to load it in this step."""
+        """Take note that a request has space on the device for an output, to encode or to load it in this step."""
         self._allocated[request, index] = (key, rows, blocks)
 
     def plan(self, encodes: Mapping[str, Collection[int]], scheduled: Container[str]) -> Step:
-        """What this step copies, now that it is known what it encodes and for whom it runs."""
+        """Return what this step copies, now that it is known what it encodes and for whom it runs."""
         allocated, self._allocated = self._allocated, {}
         if not allocated:
             return _NOTHING
@@ -141,17 +143,17 @@ class Transfers:
                 to_save.append((key, rows, blocks))
             elif key not in loads:
                 loads[key] = load = self._load(request, key, rows)
-                if load.is_arrival and self._adopts:
+                if load.is_prefetched and self._adopts:
                     to_save.append((key, rows, blocks))
         saves = {key: save for key, rows, blocks in to_save if (save := self._save(key, rows, blocks)) is not None}
         return Step(self._step, saves, loads) if saves or loads else _NOTHING
 
     def take(self, report: Report) -> None:
-        """What a rank has done."""
+        """Take the report of a rank."""
         for saved in report.saved:
             if (found := self._saving.pop(saved.transfer, None)) is not None:  # else it was reported, or given up
                 self.counts.saves += 1
-                self.shelf.fill(found[1], saved.form)
+                self.host_cache.fill(found[1], saved.form)
                 if not found[1].is_forgotten:
                     self.on_saved(found[1])
         for transfer in report.loaded:
@@ -161,7 +163,7 @@ class Transfers:
             self._close(report.rank, report.closed)
 
     def _save(self, key: Key, rows: int, blocks: int) -> Save | None:
-        slot = self.shelf.reserve(key, rows, blocks)
+        slot = self.host_cache.reserve(key, rows, blocks)
         if slot is None:
             return None
         self._transfer += 1
@@ -171,19 +173,19 @@ class Transfers:
 
     def _load(self, request: str, key: Key, rows: int) -> Load:
         self._transfer += 1
-        slot = self.shelf.filled(key)
+        slot = self.host_cache.filled(key)
         if slot is not None and slot.rows == rows:
-            self.arrivals.drop(request, key)
-            self.shelf.pin(slot)
+            self.prefetched_outputs.drop(request, key)
+            self.host_cache.pin(slot)
             self.counts.loads += 1
             self._loading[self._transfer] = _Loading(slot, self._step, set(range(self._ranks)))
             return Load(self._transfer, slot.extents, slot.form)
-        arrival = self.arrivals.get(request, key)
-        assert arrival is not None, f"{key!r} was promised, and neither is it on the shelf, nor has it come"
-        self.arrivals.use(request, key)
-        self.counts.arrivals += 1
-        self._loading[self._transfer] = _Loading(arrival.ticket, self._step, set(range(self._ranks)))
-        return Load(self._transfer, arrival.extents, arrival.form, is_arrival=True)
+        prefetched = self.prefetched_outputs.get(request, key)
+        assert prefetched is not None, f"{key!r} was promised, and neither is it in the host cache, nor has it come"
+        self.prefetched_outputs.use(request, key)
+        self.counts.prefetched_outputs += 1
+        self._loading[self._transfer] = _Loading(prefetched.lease, self._step, set(range(self._ranks)))
+        return Load(self._transfer, prefetched.extents, prefetched.form, is_prefetched=True)
 
     def _end_load(self, transfer: int, rank: int) -> None:
         loading = self._loading.get(transfer)
@@ -193,12 +195,12 @@ class Transfers:
         if not loading.ranks:
             del self._loading[transfer]
             if isinstance(loading.source, Slot):
-                self.shelf.unpin(loading.source)
+                self.host_cache.unpin(loading.source)
             else:
-                self.arrivals.end(loading.source)
+                self.prefetched_outputs.end(loading.source)
 
     def _close(self, rank: int, step: int) -> None:
-        """A rank has ended all copies of a step, and so of all steps before."""
+        """End the copies of a rank up to a step: it has closed that step."""
         if rank == FIRST:
             self._cancel_until(step)
         for transfer in [transfer for transfer, loading in self._loading.items() if loading.step <= step]:
@@ -216,7 +218,7 @@ class Transfers:
                 return
             del self._saving[transfer]
             self.counts.lost += 1
-            self.shelf.cancel(slot)
+            self.host_cache.cancel(slot)
 
 
 def _ignore(slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""What a span tells of an answer, in the words of OpenTelemetry's conventions for generative AI: never its text."""
+"""Span attributes of an answer, by OpenTelemetry's conventions for generative AI: never its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLING: Final[Mapping[str, str]] = {
 
 
 class Observed:
-    """Counts what is generated for one submission, and tells a span of it when it ends."""
+    """The counts of one submission's answer, which a span gets when it ends."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -31,7 +31,7 @@ class Observed:
 
     @classmethod
     def begin(cls, span: Span, submission: Submission, model: str) -> Self | None:
-        """Of an answer that begins; None if nobody will see the span."""
+        """Begin the counts of an answer; None if nobody will see the span."""
         if not span.is_recording():
             return None
         prompt = submission.prompt
@@ -46,7 +46,7 @@ class Observed:
         return cls(span)
 
     def take(self, output: Output) -> None:
-        """This was generated."""
+        """Count what was generated."""
         if not self._tokens and output.token_ids and self._span.is_recording():
             self._span.add_event("first_token")
         self._tokens += len(output.token_ids)
@@ -56,7 +56,7 @@ class Observed:
             self._reasons.append(output.finish_reason)
 
     def end(self) -> None:
-        """Nothing more will be. Ending twice does no harm."""
+        """Give the counts to the span. Ending twice does no harm."""
         if not self._ended:
             self._ended = True
             if self._span.is_recording():

@@ -1,4 +1,4 @@
-"""Ends the processes of an engine with the worker that started them, however that ended.
+"""End of an engine's processes with the worker that started them, however that ended.
 
 vLLM's processes wait for their parent for ever if it was killed, by an operator or for want of memory, and keep the
 device's memory. Each of them watches the worker itself, not its own parent: an engine core that hangs keeps nobody. The

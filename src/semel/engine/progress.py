@@ -1,4 +1,4 @@
-"""Whether an engine makes progress: steps are counted, not signs of life (threats S22). Pure, the time is passed in.
+"""Progress of an engine: steps are counted, not signs of life (threats S22). Pure, the time is passed in.
 
 A hung engine has processes that live and connections that are open; what it lacks is steps. So the clock runs while a
 request is under way, stops without one, and begins anew with each step. It does not begin anew with the next request:
@@ -20,7 +20,7 @@ __all__ = ["FIRST_S", "FIRST_STEPS", "MAX_GAP_S", "STEP_FACTOR", "AwakeClock", "
 
 FIRST_STEPS: Final = 10
 FIRST_S: Final = 600.0
-"""How long one of an engine's first steps may take: it may compile or capture graphs."""
+"""Seconds that one of an engine's first steps may take: it may compile or capture graphs."""
 
 MAX_GAP_S: Final = 2.0
 """Between two looks at the clock."""
@@ -31,7 +31,7 @@ STEP_FACTOR: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ProgressLimits:
-    """When an engine counts as hung."""
+    """Limits after which an engine counts as hung."""
 
     engine_progress_s: float = flag(
         120.0,
@@ -62,17 +62,17 @@ class AwakeClock:
         return self._awake_s + min(self._now() - self._ticked, self._max_gap_s)
 
     def tick(self) -> None:
-        """The owner runs."""
+        """Let the time since the last call count, up to the gap."""
         self._awake_s = self()
         self._ticked = self._now()
 
 
 class StepWatch:
-    """Counts an engine's steps, and measures how long one takes that should end."""
+    """The steps of an engine, and the time that the current one takes."""
 
     def __init__(self, clock: AwakeClock | None = None) -> None:
         self.clock = clock or AwakeClock()
-        """Whoever judges keeps it ticking; until somebody does, the engine starts up, and next to no time passes."""
+        """The watcher keeps it ticking; until there is one, the engine starts up, and next to no time passes."""
 
         self.steps = 0
         self.longest_s = 0.0
@@ -86,16 +86,16 @@ class StepWatch:
 
     @property
     def waited_s(self) -> float:
-        """How long a step is awaited."""
+        """Seconds for which a step has been awaited."""
         return self._waited_s + (0.0 if self._since is None else self.clock() - self._since)
 
     def set_requests(self, requests: int) -> None:
-        """So many requests are under way."""
+        """Set the number of requests that are under way."""
         self._requests = requests
         self._review()
 
     def step(self) -> None:
-        """The engine has made a step."""
+        """Count a step of the engine."""
         self.steps += 1
         self.longest_s = max(self.longest_s, self.waited_s)
         self._waited_s = 0.0
@@ -123,11 +123,11 @@ class StepWatch:
         self._review()
 
     def limit_s(self, progress_s: float) -> float:
-        """How long a step may take."""
+        """Return how long a step may take."""
         return max(progress_s, STEP_FACTOR * self.longest_s, FIRST_S if self.steps < FIRST_STEPS else 0.0)
 
     def is_hung(self, progress_s: float) -> bool:
-        """Whether the engine makes no progress; never if `progress_s` is 0."""
+        """Return whether the engine makes no progress; never if `progress_s` is 0."""
         return progress_s > 0 and self.waited_s >= self.limit_s(progress_s)
 
     def _review(self) -> None:

@@ -1,4 +1,4 @@
-"""What semel asks of an engine, and the values that go in and out.
+"""Protocols of an engine, its streams and its host tier, as the rest of semel uses them.
 
 An engine gets prompts that are rendered and features that are preprocessed; it never sees a URL, a message or a pixel
 that semel has not checked. An engine keeps items in a cache of its own and tells what it holds; an item that it holds
@@ -10,21 +10,22 @@ lends blocks to outputs that it has fetched for requests, and reads outputs that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from semel.core import Arrival, Contract, Digest, Feature, FeatureInfo, Form, Output, Submission
+from semel.core import Contract, Digest, Feature, FeatureInfo, Form, Output, PrefetchedOutput, Submission
 from semel.engine.progress import StepWatch
 from semel.engine.tier_events import TierEvent
 
-__all__ = ["Engine", "ItemCacheWatcher", "Shelved", "Staged", "Stream", "Tier"]
+__all__ = ["CachedOutput", "Engine", "ItemCacheWatcher", "StagedOutput", "Stream", "Tier"]
 
 
 class Stream(Protocol):
-    """The answer to a submission, as it is generated. Whoever has one closes it."""
+    """The answer to a submission, as it is generated. Its owner closes it."""
 
     def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs, until the last one has a finish reason for every sequence.
+        """Return the outputs, until the last one has a finish reason for every sequence.
 
         Raises `FeatureMissing` before the first of them if items that went by reference were not there after all: the
         submission can be made again, with their features.
@@ -37,19 +38,19 @@ class Stream(Protocol):
 
 
 class ItemCacheWatcher(Protocol):
-    """Is told what an engine's item cache holds: every insertion and every removal, in order, as it happens."""
+    """A watcher of an engine's item cache: it gets every insertion and every removal, in order, as it happens."""
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The item is held from now on."""
+        """Take note that an item is held from now on."""
         ...
 
     def drop(self, digest: Digest) -> None:
-        """The item is gone."""
+        """Take note that an item is gone."""
         ...
 
 
 class Engine(Protocol):
-    """Generates text from submissions.
+    """A generator of text from submissions.
 
     Every method may be called from any task of one event loop. A submission that breaks the contract is refused with
     `FeatureRejected` and leaves no trace in the engine.
@@ -57,7 +58,7 @@ class Engine(Protocol):
 
     @property
     def contract(self) -> Contract:
-        """What this engine expects."""
+        """The features and prompts that this engine expects."""
         ...
 
     @property
@@ -66,11 +67,11 @@ class Engine(Protocol):
         ...
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the engine's item cache holds the item, as far as this process knows."""
+        """Return whether the engine's item cache holds the item, as far as this process knows."""
         ...
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of an item that is held."""
+        """Return what is known of an item that is held."""
         ...
 
     def watch(self, watcher: ItemCacheWatcher) -> None:
@@ -110,41 +111,27 @@ class Engine(Protocol):
         ...
 
 
-class Staged(Protocol):
+@dataclass(frozen=True, slots=True)
+class StagedOutput:
     """Blocks of the host's memory for an encoder output that is being fetched."""
 
-    @property
-    def arrival(self) -> Arrival:
-        """What to submit with the request, when all bytes are there and were verified."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """The tier's epoch when the blocks were set aside. What is fetched must be of this epoch's name."""
-        ...
-
-    @property
-    def buffers(self) -> Sequence[memoryview]:
-        """Where its bytes go, in order. Any thread may write them, until the request is submitted."""
-        ...
+    prefetched: PrefetchedOutput
+    """The output to submit with the request, when all bytes are there and were verified."""
+    epoch: int
+    """The tier's epoch when the blocks were set aside. What is fetched must be of this epoch's name."""
+    buffers: tuple[memoryview, ...]
+    """The memory for its bytes, in order. Any thread may write it, until the request is submitted."""
 
 
-class Shelved(Protocol):
+@dataclass(frozen=True, slots=True)
+class CachedOutput:
     """An encoder output that the engine has saved."""
 
-    @property
-    def form(self) -> Form:
-        """Its rows, columns and dtype."""
-        ...
-
-    @property
-    def buffers(self) -> Sequence[memoryview]:
-        """Its bytes, in order, read-only. Any thread may read them; they may change under its hands."""
-        ...
-
-    def is_intact(self) -> bool:
-        """Whether everything that was read of the buffers until now is of this output. From any thread."""
-        ...
+    form: Form
+    buffers: tuple[memoryview, ...]
+    """Its bytes, in order, read-only. Any thread may read them; they may change under its hands."""
+    is_intact: Callable[[], bool]
+    """Tells whether everything that was read of the buffers until now is of this output. From any thread."""
 
 
 class Tier(Protocol):
@@ -152,14 +139,14 @@ class Tier(Protocol):
 
     Every method may be called from any thread, `review` by one at a time.
 
-    Who lets go of staged blocks: whoever staged them, with `release`, while they were not submitted. From the call of
-    `Engine.submit` on they are the engine's, also if it raises; `release` does nothing then. The engine gives them back
-    when nobody reads them any more.
+    Staged blocks belong to their caller, who frees them with `release`, until they are submitted. From the call
+    of `Engine.submit` on they are the engine's, also if it raises; `release` does nothing then. The engine gives them
+    back when nobody reads them any more.
     """
 
     @property
     def identity(self) -> bytes | None:
-        """What the engine's encoder is, to the last bit that may change its outputs. None if that cannot be said."""
+        """A hash of everything that may change a bit of the encoder's outputs. None if that cannot be computed."""
         ...
 
     @property
@@ -169,19 +156,19 @@ class Tier(Protocol):
 
     @property
     def epoch(self) -> int:
-        """How often everything was forgotten since the engine was warm."""
+        """Number of resets since the engine was warm."""
         ...
 
     @property
     def has_new_weights(self) -> bool:
-        """Whether weights were changed in place: the identity is that of others, and stays so."""
+        """True if weights were changed in place: the identity is that of others, and stays so."""
         ...
 
-    def stage(self, digest: Digest, form: Form) -> Staged | None:
-        """Blocks for an output of this form. None if there is no room, or no output has such a form."""
+    def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
+        """Reserve blocks for an output of this form. None if there is no room, or no output has such a form."""
         ...
 
-    def release(self, staged: Staged) -> None:
+    def release(self, staged: StagedOutput) -> None:
         """Let go of blocks that were not submitted, and that no thread writes any more. Twice does no harm."""
         ...
 
@@ -190,9 +177,9 @@ class Tier(Protocol):
         ...
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the shelf has an output, as far as is known: up to the last `review`."""
+        """Return whether the host cache has an output, as far as is known: up to the last `review`."""
         ...
 
-    def shelved(self, digest: Digest) -> Shelved | None:
-        """An output on the shelf, to be read."""
+    def cached_output(self, digest: Digest) -> CachedOutput | None:
+        """Return an output in the host cache, to be read."""
         ...

@@ -1,4 +1,4 @@
-"""Ends a process without taking its interpreter apart.
+"""Exit of a process without taking its interpreter apart.
 
 With torch and vLLM loaded that takes seconds for each process of an engine, one after the other, and gives back nothing
 that the kernel does not take back by itself. Everything that asked to run at an exit still runs, and all that was

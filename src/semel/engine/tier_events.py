@@ -1,4 +1,4 @@
-"""What an engine tells of the encoder outputs in its host's memory."""
+"""Events of the encoder outputs in an engine's host memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Gone", "Overrun", "Reset", "Saved", "TierEvent"]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """An output is on the shelf, whole."""
+    """An output is in the host cache, whole."""
 
     digest: Digest
     transfer: int
@@ -23,7 +23,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """An output is not on the shelf any more; its blocks may be overwritten."""
+    """An output is not in the host cache any more; its blocks may be overwritten."""
 
     digest: Digest
     transfer: int
@@ -31,14 +31,14 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Everything is gone from the shelf."""
+    """Everything is gone from the host cache."""
 
     new_weights: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """Events were lost, because nobody read them in time: nothing is known to be on the shelf."""
+    """A loss of events, because nobody read them in time: nothing is known to be in the host cache."""
 
 
 TierEvent: TypeAlias = Saved | Gone | Reset | Overrun

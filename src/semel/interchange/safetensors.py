@@ -139,7 +139,7 @@ def _free(_: object) -> None:
 
 
 def write(features: Mapping[Digest, Feature], texts: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
-    """The parts of a file with these features, and with texts in its metadata.
+    """Return the parts of a file with these features, and with texts in its metadata.
 
     Tensor bytes are not copied: the parts are views of the features' memory.
     """
@@ -169,7 +169,7 @@ def write(features: Mapping[Digest, Feature], texts: Mapping[str, str] | None = 
 
 
 def read(body: memoryview) -> list[Entry]:
-    """The items of a file; see `read_file`."""
+    """Return the items of a file; see `read_file`."""
     return read_file(body).entries
 
 
@@ -200,7 +200,7 @@ def read_file(body: memoryview, *, admit: Callable[[str], None] = _free, spend: 
 
 
 def _header_of(body: memoryview) -> tuple[str, int]:
-    """The text of the header, and the start of the tensors."""
+    """Return the text of the header, and the start of the tensors."""
     if body.nbytes < _LENGTH_BYTES:
         raise InvalidRequest(f"a safetensors file has at least {_LENGTH_BYTES} bytes, this one has {body.nbytes}")
     length = int.from_bytes(body[:_LENGTH_BYTES], "little")
@@ -217,7 +217,7 @@ def _header_of(body: memoryview) -> tuple[str, int]:
 
 
 def _structure_of(header: str) -> str:
-    """A header without the contents of its strings: every comma or bracket in it is then before a value."""
+    """Return a header without the contents of its strings: every comma or bracket in it is then before a value."""
     plain = header.replace(r"\\", "").replace(r"\"", "")
     return "".join(plain.split('"', 2 * _MAX_STRINGS)[::2])
 
@@ -310,7 +310,7 @@ def _tensor(head: _Head, body: memoryview, begin: int) -> Tensor:
 
 
 def _is_askew(head: _Head, begin: int) -> bool:
-    """Whether a tensor does not begin at a multiple of its element's size."""
+    """Return whether a tensor does not begin at a multiple of its element's size."""
     return (begin + head.data_offsets[0]) % DTYPE_BYTES[_DTYPES[head.dtype]] != 0
 
 
@@ -320,7 +320,7 @@ def _nbytes(head: _Head) -> int:
 
 
 def _layout(described: _Rest) -> Layout:
-    """The layout; a mask that covers all positions becomes None."""
+    """Return the layout; a mask that covers all positions becomes None."""
     mask = None if described.mask is None else Mask(described.mask)
     layout = Layout(described.token_ids, mask)
     return layout if layout.num_embeds < len(layout) else Layout(described.token_ids)

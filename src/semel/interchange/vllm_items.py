@@ -41,7 +41,7 @@ _DECODER: Final = Decoder(
 
 
 def read_item(text: str) -> Mapping[str, Tensor]:
-    """The tensors of an item by name; raises `InvalidRequest` if the text is not an item."""
+    """Return the tensors of an item by name; raises `InvalidRequest` if the text is not an item."""
     if len(text) // 4 * 3 > _MAX_BYTES + 65_536:
         raise MediaTooLarge(f"an item has {len(text) // 4 * 3:,} bytes, a feature may have {_MAX_BYTES:,}: send less")
     try:

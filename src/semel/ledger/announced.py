@@ -37,7 +37,7 @@ class Announced:
         return len(self._infos)
 
     def get(self, digest: Digest) -> FeatureInfo | None:
-        """The announced feature info of a digest."""
+        """Return the announced feature info of a digest."""
         return self._infos.get(digest)
 
     def update(self, infos: Mapping[Digest, FeatureInfo]) -> None:
@@ -58,7 +58,7 @@ class Announced:
             self._holders.discard(digest, self._bit)
 
     def move(self, holders: Holders, bit: int) -> None:
-        """Let others be told from now on who has what."""
+        """Report to another directory from now on."""
         for digest in self._infos:
             self._holders.discard(digest, self._bit)
             holders.add(digest, bit)

@@ -16,9 +16,9 @@ MAX_BATCH: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What has changed between two numbers, or a slice of all there is.
+    """The changes between two numbers, or a slice of all there is.
 
-    Numbers count the worker's changes, not those that one peer was told of. So peers that know as much are told the
+    Numbers count the worker's changes, not those announced to one peer. So peers that know as much get the
     same, and a peer that comes back can say how much it knows. Digests have the state that they have at the end: to
     hear of a change twice does no harm.
     """
@@ -32,4 +32,4 @@ class Announcement:
     gone: tuple[Digest, ...] = ()
     holdings: Mapping[Digest, FeatureInfo] = field(default_factory=dict)
     more: bool = False
-    """Whether slices of all there is are still to come."""
+    """True if slices of all there is are still to come."""

@@ -29,23 +29,23 @@ class Holders:
         return len(self._sets)
 
     def get(self, digest: bytes) -> int:
-        """The workers that have an item."""
+        """Return the workers that have an item."""
         return self._sets.get(digest, 0)
 
     def add(self, digest: bytes, bit: int) -> None:
-        """A worker has an item from now on. Items of one worker alone share its bit: it costs no memory."""
+        """Add a worker to the holders of an item. Items of one worker alone share its bit: it costs no memory."""
         others = self._sets.get(digest)
         self._sets[digest] = bit if others is None else others | bit
 
     def update(self, digests: Iterable[bytes], bit: int) -> None:
-        """A worker has these items from now on: a third of the time of adding them one by one."""
+        """Add a worker to the holders of many items, in a third of the time of adding them one by one."""
         sets = self._sets
         for digest in digests:
             others = sets.get(digest)
             sets[digest] = bit if others is None else others | bit
 
     def discard(self, digest: bytes, bit: int) -> None:
-        """A worker no longer has an item."""
+        """Remove a worker from the holders of an item."""
         if others := self._sets.get(digest, 0) & ~bit:
             self._sets[digest] = others
         else:
@@ -67,18 +67,18 @@ class Directory:
         self._free: list[int] = []
 
     def enter(self) -> int:
-        """The number of a worker that comes: the lowest that is free, so that sets stay short."""
+        """Return the number of a worker that comes: the lowest that is free, so that sets stay short."""
         if self._free:
             return heappop(self._free)
         self._members += 1
         return self._members - 1
 
     def leave(self, number: int) -> None:
-        """A worker goes that has no items any more; another one may get its number."""
+        """Free the number of a worker that leaves and has no items any more."""
         heappush(self._free, number)
 
     def holders(self, digests: Iterable[Digest]) -> list[int]:
-        """For each of the digests that any worker has, the workers that have it."""
+        """Return the workers that have an item, for each of the digests that any worker has."""
         announced, sent, pending = self.announced._sets, self.sent._sets, self.pending._sets
         if not sent and not pending:
             return [workers for digest in digests if (workers := announced.get(digest))]

@@ -1,6 +1,6 @@
 """Holdings: what the engine's item cache has, and how much of it each frontend knows (D2).
 
-The engine reports what it stored and evicted. Net changes get the next number when anybody is told of them. A log has
+The engine reports what it stored and evicted. Net changes get the next number when they are announced. A log has
 the number of each digest's last change, so what a peer lacks is what the log has after the number that it knows: one
 answer for all peers that know as much, and for a peer that comes back after its session broke. A peer that knows
 nothing, or less than the log goes back to, gets all there is in slices. Changes that happen meanwhile reach it at once:
@@ -27,14 +27,14 @@ _MAX_LOG: Final = 65_536
 
 
 class Holdings(Generic[_P]):
-    """What the engine has, by digest. A peer is any hashable value that identifies a session."""
+    """The items that the engine has, by digest. A peer is any hashable value that identifies a session."""
 
     def __init__(self, *, max_log: int = _MAX_LOG) -> None:
         self.nbytes = 0
         """Bytes of the features that the engine has."""
 
         self.number = 0
-        """Of the last change that anybody could be told of."""
+        """Of the last change that could be announced."""
 
         self._max_log = max_log
         self._infos: dict[Digest, FeatureInfo] = {}
@@ -59,23 +59,23 @@ class Holdings(Generic[_P]):
         return len(self._infos)
 
     def get(self, digest: Digest) -> FeatureInfo | None:
-        """The feature info of a digest that the engine has."""
+        """Return the feature info of a digest that the engine has."""
         return self._infos.get(digest)
 
     # Reports of the engine.
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The engine has a feature from now on."""
+        """Add a feature that the engine has stored."""
         self._change(digest, holding)
 
     def drop(self, digest: Digest) -> None:
-        """The engine no longer has a feature."""
+        """Remove a feature that the engine has evicted."""
         self._change(digest, None)
 
     # Peers.
 
     def join(self, peer: _P, known: int | None = None) -> list[Announcement]:
-        """A session begins with a peer that knows everything up to a number, or nothing. Returns what it is told first.
+        """Begin a session with a peer that knows everything up to a number, or nothing. Returns its first updates.
 
         The rest of its slices is for `next_slice`.
         """
@@ -86,16 +86,16 @@ class Holdings(Generic[_P]):
         return self.changes(peer) or [Announcement(known, known)]
 
     def leave(self, peer: _P) -> None:
-        """A session ends, if there is one."""
+        """End the session of a peer, if there is one."""
         self._known.pop(peer, None)
         self._slices.pop(peer, None)
 
     def known(self, peer: _P) -> tuple[int, bool]:
-        """How much a peer knows, and whether slices are still to come: peers of the same state are told the same."""
+        """Return the number that a peer knows, and whether slices are still to come: its state."""
         return self._known[peer], peer in self._slices
 
     def next_slice(self, peer: _P) -> Announcement | None:
-        """The next slice for a peer; None if it has all of them."""
+        """Return the next slice for a peer; None if it has all of them."""
         if (slices := self._slices.get(peer)) is None:
             return None
         self.number_changes()  # or it may hear of a digest that is gone again before it has a number, and not of that
@@ -103,7 +103,7 @@ class Holdings(Generic[_P]):
         return self._slice(peer, known, known, *slices)
 
     def changes(self, peer: _P) -> list[Announcement]:
-        """What a peer lacks, in order. It knows everything then, but for its slices."""
+        """Return what a peer lacks, in order. It knows everything then, but for its slices."""
         self.number_changes()
         known = self._known[peer]
         if known == self.number:
@@ -114,7 +114,7 @@ class Holdings(Generic[_P]):
         return self._since(known, more=peer in self._slices)
 
     def catch_up(self, peers: Sequence[_P]) -> list[Announcement]:
-        """The same for many peers of the same state."""
+        """Return the same for many peers of the same state."""
         announcements = self.changes(peers[0])
         for peer in peers[1:]:
             self._known[peer] = self.number
@@ -123,7 +123,7 @@ class Holdings(Generic[_P]):
         return announcements
 
     def number_changes(self) -> None:
-        """Give what has changed a number, as before anybody is told of it."""
+        """Give what has changed a number, before it is announced."""
         if not self._before:
             return
         self.number += 1
@@ -153,7 +153,7 @@ class Holdings(Generic[_P]):
         return {digest: info for digest in digests if (info := self._infos.get(digest)) is not None}
 
     def _since(self, known: int, *, more: bool) -> list[Announcement]:
-        """What has changed since a number, what is gone first. Only the last part moves the peer on."""
+        """Return what has changed since a number, what is gone first. Only the last part moves the peer on."""
         changed = [digest for digest, _ in takewhile(lambda entry: entry[1] > known, reversed(self._log.items()))]
         gone = _batches(digest for digest in changed if digest not in self._infos)
         stored = _batches(digest for digest in reversed(changed) if digest in self._infos)

@@ -34,14 +34,14 @@ class Opened:
     """Digests to request from the frontend."""
 
     is_ready: bool
-    """Whether the request waits for nothing."""
+    """True if the request waits for nothing."""
 
 
 @dataclass(slots=True)
 class _Request:
     digests: frozenset[Digest]
     is_unsettled: bool
-    """Whether the frontend counts the request among those that rely on transfers of others."""
+    """True if the frontend counts the request among those that rely on transfers of others."""
     features: dict[Digest, Feature] = field(default_factory=dict)
     awaited: set[Digest] = field(default_factory=set)
 
@@ -130,7 +130,7 @@ class Intake(Generic[_P]):
         return ready
 
     def features(self, peer: _P, request_id: str) -> Mapping[Digest, Feature]:
-        """The features to pass to the engine with a request; the engine has the others."""
+        """Return the features to pass to the engine with a request; the engine has the others."""
         return self._sessions[peer].requests[request_id].features
 
     def missing(self, peer: _P, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
@@ -151,7 +151,7 @@ class Intake(Generic[_P]):
         return self._obtain(session, request_id, request, lacking)
 
     def is_ready(self, peer: _P, request_id: str) -> bool:
-        """Whether a request is open and waits for nothing."""
+        """Return whether a request is open and waits for nothing."""
         session = self._sessions.get(peer)
         request = None if session is None else session.requests.get(request_id)
         return request is not None and not request.awaited

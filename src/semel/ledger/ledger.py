@@ -33,7 +33,7 @@ class _Request:
 
 
 class Ledger:
-    """What one worker has, as far as this frontend knows, over successive sessions."""
+    """The items of one worker, as far as this frontend knows, over successive sessions."""
 
     def __init__(
         self, directory: Directory | None = None, *, max_digests: int = 1 << 20, max_layout_bytes: int = 1 << 26
@@ -68,7 +68,7 @@ class Ledger:
         return len(self._requests)
 
     def move(self, directory: Directory) -> None:
-        """Be in another directory from now on, with all that is known."""
+        """Move to another directory, with all that is known."""
         left, number, bit = self._directory, self.number, self.bit
         self._directory, self.number = directory, directory.enter()
         self.bit = 1 << self.number
@@ -82,7 +82,7 @@ class Ledger:
 
     def open(self, incarnation: bytes = b"") -> None:
         """Begin a session with a worker's process. What the same one announced in the last session stays known, until
-        it is told what has changed since; nothing is in transfer."""
+        it gets what has changed since; nothing is in transfer."""
         self.close()
         if incarnation != self._incarnation:
             self.forget()
@@ -127,15 +127,15 @@ class Ledger:
     # Knowledge.
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """The announced feature info of a digest; None for a digest that is only noted as sent."""
+        """Return the announced feature info of a digest; None for a digest that is only noted as sent."""
         return self._announced.get(digest)
 
     def knows(self, digest: Digest) -> bool:
-        """Whether a request may refer to a digest without sending it: it is announced or noted as sent."""
+        """Return whether a request may refer to a digest without sending it: it is announced or noted as sent."""
         return digest in self._announced or digest in self._notes
 
     def lacking(self, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """The unknown digests, each once, in order: the result of `submit`, without its notes."""
+        """Return the unknown digests, each once, in order: the result of `submit`, without its notes."""
         return tuple(digest for digest in dict.fromkeys(digests) if not self.knows(digest))
 
     # Requests.
@@ -153,7 +153,7 @@ class Ledger:
         return lacking
 
     def need(self, request_id: str, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """The worker asks for digests of a request. Returns those whose features must be obtained and then sent.
+        """Take a worker's request for digests. Returns those whose features must be obtained and then sent.
 
         The result excludes digests that another request is sending now: the worker gives those to both requests. A
         settled request counts again until it is settled again: the engine accepted it and then missed an item. Call
@@ -213,7 +213,7 @@ class Ledger:
                 self._directory.sent.add(digest, self.bit)
 
     def _not_under_way(self, request: _Request, digests: Iterable[Digest]) -> tuple[Digest, ...]:
-        """The digests that no other unsettled request has sent.
+        """Return the digests that no other unsettled request has sent.
 
         The worker stores what a request has sent until that request ends there. So if the worker asks although a sender
         is unsettled, that transfer had not arrived when it asked. The transfer will then serve the asking request too.

@@ -131,8 +131,8 @@ class HfProcessor:
 
     def cut(self, media: Media) -> Pieces:
         """A clip in pieces that the model's encoder takes, each of which can be processed."""
-        heard = self.processor.feature_extractor
-        return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
+        extractor = self.processor.feature_extractor
+        return cut_audio(media.data, self.limits, sampling_rate=extractor.sampling_rate, max_s=extractor.chunk_length)
 
     @property
     def hf_processor(self) -> Any:

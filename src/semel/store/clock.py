@@ -28,7 +28,7 @@ class FileClock:
         """The offset after a jump, and when it was first seen."""
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         now_s = self._monotonic()
         offset_s = self._wall() - now_s
         if abs(offset_s - self._offset_s) <= _JUMP_S:

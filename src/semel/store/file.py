@@ -17,20 +17,20 @@ class StoredFile:
     """Keyed by its owner and its content: no two owners have a file in common."""
 
     owner: str
-    """A tenant, as `names.owner_of` calls it."""
+    """A tenant, as `names.owner_name` calls it."""
 
     nbytes: int
     revision: int
-    """How often it was uploaded. Of two objects of one file, the one with the higher revision counts."""
+    """Number of uploads. Of two objects of one file, the one with the higher revision counts."""
 
     created_s: int
-    """When it was first uploaded, in seconds since 1970."""
+    """Time of the first upload, in seconds since 1970."""
 
     expires_s: int
     """From when on it is gone."""
 
     modality: Modality | None
-    """What it is used as in a chat; None if it cannot be."""
+    """The modality as which a chat uses it; None if it cannot."""
 
     purpose: str
     name: str

@@ -1,7 +1,7 @@
-"""Which files a media store has, which of them expire, and which have to go for others. Pure: no I/O, no clock.
+"""Index of a media store: its files, expiry and eviction. Pure: no I/O, no clock.
 
 Files are a tenant's property, and tenants share the room as they share a cache's (`semel.cache.room`): alone, a tenant
-has all of it; while others have files, whoever has more than an equal share yields first, its least recently used
+has all of it; while others have files, an owner with more than an equal share yields first, its least recently used
 files before others. A file that is being written has its room from the beginning, and cannot be evicted (threats S21).
 
 On a disk that is smaller than the configured capacity, the capacity is what fits there (`shrinking`, `grow`).
@@ -32,13 +32,13 @@ __all__ = [
     "NoRoom",
     "Order",
     "Page",
-    "charge_of",
+    "charged_bytes",
     "newest",
     "renewed",
 ]
 
 SMALLEST_BYTES: Final = 64 * 1024
-"""What the smallest file is charged: so the room bounds the number of files, and the memory of their index."""
+"""Bytes charged for the smallest file: so the capacity bounds the number of files, and the memory of their index."""
 
 IDLE_S: Final = 86_400.0
 """A tenant that has used none of its files for a day is entitled to no share, once others need the room."""
@@ -95,13 +95,13 @@ _NOBODY_S: Final = _Entry(
 """Stands for a file that is not there, so that to look for it takes the steps of a foreign one (threats S12)."""
 
 
-def charge_of(nbytes: int) -> int:
-    """What a file of so many bytes takes of the room."""
+def charged_bytes(nbytes: int) -> int:
+    """Return what a file of so many bytes takes of the room."""
     return max(nbytes, SMALLEST_BYTES)
 
 
 def renewed(file: StoredFile, others: Sequence[StoredFile], now_s: float) -> StoredFile:
-    """A file of which there are objects: under the same date, with the later expiry, unless they have expired.
+    """Return a file of which there are objects: under the same date, with the later expiry, unless they have expired.
 
     It counts more than any of them, also if they cannot be deleted.
     """
@@ -112,7 +112,7 @@ def renewed(file: StoredFile, others: Sequence[StoredFile], now_s: float) -> Sto
 
 
 def newest(files: Iterable[StoredFile], now_s: float) -> StoredFile | None:
-    """Of the objects of one file, the one that counts, unless it has expired."""
+    """Choose the object of a file that counts, unless it has expired."""
     file = max(files, key=_order, default=None)
     return None if file is None or file.expires_s <= now_s else file
 
@@ -148,7 +148,7 @@ class FileIndex:
 
     @property
     def is_shrunk(self) -> bool:
-        """Whether the capacity is less than it was made with."""
+        """True if the capacity is less than it was made with."""
         return self._room.capacity < self._max_capacity
 
     @property
@@ -157,15 +157,15 @@ class FileIndex:
         return self._room.nbytes
 
     def fits(self, nbytes: int) -> bool:
-        """Whether a file of so many bytes has room without another that goes."""
-        return self._room.fits(charge_of(nbytes))
+        """Return whether a file of so many bytes has room without another that goes."""
+        return self._room.fits(charged_bytes(nbytes))
 
     def nbytes_of(self, owner: str) -> int:
-        """The bytes that an owner is charged."""
+        """Return the bytes that an owner is charged."""
         return self._room.nbytes_of(owner)
 
     def get(self, owner: str, digest: Digest, now_s: float) -> StoredFile | None:
-        """A file of an owner, which becomes its most recently used; None if it has none, or it is expired."""
+        """Return a file of an owner, which becomes its most recently used; None if it has none, or it is expired."""
         self._now_s = max(now_s, self._now_s)
         entry = self._entries.get(digest, _NOBODY_S)
         if entry.file.owner != owner or entry.file.expires_s <= now_s:
@@ -184,7 +184,7 @@ class FileIndex:
         has become free is charged already, so that it is there for the file, or for those that come back.
         """
         self._now_s = max(now_s, self._now_s)
-        left, charged = charge_of(nbytes), 0
+        left, charged = charged_bytes(nbytes), 0
         if not self._room.fits(left) and not self._room.can_have(owner, left):
             raise NoRoom
         gone: list[StoredFile] = []
@@ -210,7 +210,7 @@ class FileIndex:
         freed = 0
         for victim in islice(self._room.victims(owner, nbytes), _EVICTIONS):
             gone.append(file := self._leave(victim))
-            freed += charge_of(file.nbytes)
+            freed += charged_bytes(file.nbytes)
             if self._room.fits(nbytes):
                 break
         if not freed:
@@ -225,25 +225,25 @@ class FileIndex:
         """
         gone: list[StoredFile] = []
         freed = 0
-        margin = min(self.nbytes // _MARGIN, charge_of(nbytes))
+        margin = min(self.nbytes // _MARGIN, charged_bytes(nbytes))
         try:
-            while freed < min(charge_of(nbytes), _disk_bytes(nbytes)):
+            while freed < min(charged_bytes(nbytes), _disk_bytes(nbytes)):
                 if gone:
                     self.cancel(owner, nbytes)
                 self._room.resize(min(self.capacity, self.nbytes + freed))
                 try:
-                    gone += yield from self.reserving(owner, charge_of(nbytes) + margin, now_s)
+                    gone += yield from self.reserving(owner, charged_bytes(nbytes) + margin, now_s)
                 except NoRoom:
                     if not margin:
                         raise
                     margin = 0  # the owner's share has room for the file alone
-                    gone += yield from self.reserving(owner, charge_of(nbytes), now_s)
+                    gone += yield from self.reserving(owner, charged_bytes(nbytes), now_s)
                 self._room.release(owner, margin)
                 self._room.resize(self.capacity - margin)
                 margin, freed = 0, sum(_disk_bytes(file.nbytes) for file in gone)
         except BaseException:
             back = [file for file in gone if file.id not in self._entries]
-            self._room.resize(max(self.capacity, self.nbytes + sum(charge_of(file.nbytes) for file in back)))
+            self._room.resize(max(self.capacity, self.nbytes + sum(charged_bytes(file.nbytes) for file in back)))
             for file in back:
                 self._enter(file)
             raise
@@ -256,30 +256,30 @@ class FileIndex:
             self._room.resize(min(self._max_capacity, max(self.capacity, fitting)))
 
     def cancel(self, owner: str, nbytes: int) -> None:
-        """A file that was to be written is not."""
-        self._room.release(owner, charge_of(nbytes))
+        """Undo the reservation of a file that is not written after all."""
+        self._room.release(owner, charged_bytes(nbytes))
 
     def commit(self, file: StoredFile) -> StoredFile | None:
-        """A file has been written, and is in the index from now on. Returns the one whose place it takes, if any."""
+        """Add a file that has been written. Returns the one whose place it takes, if any."""
         self.cancel(file.owner, file.nbytes)
         replaced = self._leave(file.id) if file.id in self._entries else None
         self._enter(file)
         return replaced
 
     def remove(self, owner: str, digest: Digest) -> StoredFile | None:
-        """A file is gone. Returns it, if the index had it."""
+        """Remove a file that is gone. Returns it, if the index had it."""
         entry = self._entries.get(digest, _NOBODY_S)
         return None if entry.file.owner != owner else self._leave(digest)
 
     def expire(self, now_s: float, at_most: int = _SLICE) -> list[StoredFile]:
-        """Some files that have expired, which are out of the index from now on."""
+        """Remove some files that have expired, and return them."""
         gone = self._expiries[:at_most]
         return [self._leave(digest) for expires_s, digest in gone if expires_s <= now_s]
 
     def page(
         self, owner: str, now_s: float, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None
     ) -> Page | None:
-        """The files of an owner that come after another; None if it does not have that one."""
+        """Return the files of an owner that come after another; None if it does not have that one."""
         ranks = self._ranks.get((owner, purpose), [])
         if after is None:
             place = 0 if order == "asc" else len(ranks)
@@ -307,7 +307,7 @@ class FileIndex:
     def _enter(self, file: StoredFile) -> None:
         """There must be room for it."""
         self._serial += 1
-        self._room.charge(file.owner, charge_of(file.nbytes))
+        self._room.charge(file.owner, charged_bytes(file.nbytes))
         self._room.add(file.owner, file.id)
         self._entries[file.id] = _Entry(file, self._serial)
         for purpose in ("", file.purpose):
@@ -317,7 +317,7 @@ class FileIndex:
     def _leave(self, digest: Digest) -> StoredFile:
         file = self._entries.pop(digest).file
         self._room.remove(file.owner, digest)
-        self._room.release(file.owner, charge_of(file.nbytes))
+        self._room.release(file.owner, charged_bytes(file.nbytes))
         del self._expiries[bisect_left(self._expiries, (file.expires_s, digest))]
         for purpose in ("", file.purpose):
             ranks = self._ranks[file.owner, purpose]
@@ -347,13 +347,13 @@ class Listing:
         """A heap of what was found: files are entered in the order of their age, so that the oldest go first."""
 
     def add(self, files: Iterable[StoredFile]) -> list[StoredFile]:
-        """Files whose objects there are. Returns those whose objects another object of the same file replaces."""
+        """Add files whose objects there are. Returns those whose objects another object of the same file replaces."""
         replaced: list[StoredFile] = []
         for file in files:
             other = self._found.get(file.id)
             if other is None:
                 heappush(self._oldest, (file.created_s, file.id))
-                self.nbytes += charge_of(file.nbytes)
+                self.nbytes += charged_bytes(file.nbytes)
             elif _order(other) >= _order(file):
                 replaced.append(file)
                 continue
@@ -381,7 +381,7 @@ class Listing:
             index._listing = None
 
     def note_gone(self, file: StoredFile) -> None:
-        """A file left the index meanwhile."""
+        """Take note of a file that left the index meanwhile."""
         self._gone.add(file)
 
     def _adopt(self, file: StoredFile, now_s: float) -> list[StoredFile]:
@@ -400,7 +400,7 @@ class Listing:
 
 
 def _disk_bytes(nbytes: int) -> int:
-    """The bytes that a file of so many takes on a disk: whole blocks, and one for its folder."""
+    """Return the bytes that a file of so many takes on a disk: whole blocks, and one for its folder."""
     return _BLOCK_BYTES * (1 - -nbytes // _BLOCK_BYTES)
 
 

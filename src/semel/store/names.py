@@ -6,7 +6,7 @@ One file is one object, written at once, and its name is all of its metadata::
 
 So a process that is killed leaves no file half named, there is nothing besides the objects that could disagree with
 them, and a listing alone is enough to know every file. OWNER and ID are keyed with the fleet key (threats S11, S12):
-whoever can read the bucket learns no tenant's name from it, and a content that has been changed does not fit its ID.
+a reader of the bucket learns no tenant's name from it, and a content that has been changed does not fit its ID.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = [
     "PURPOSES",
     "ROOT",
     "file_id",
-    "file_of",
-    "folder_of",
-    "is_content_of",
-    "owner_of",
+    "matches_content",
+    "object_folder",
+    "object_path",
+    "owner_name",
     "parse_id",
-    "path_of",
+    "parse_object_path",
     "public_id",
     "short_name",
 ]
 
 ROOT: Final = "media-1"
 PURPOSES: Final = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
-"""What OpenAI's API knows. semel treats them alike."""
+"""The purposes of OpenAI's API. semel treats them alike."""
 
 MAX_NAME_BYTES: Final = 96
 """Of a file name, in UTF-8: encoded, an object's name stays within 255 bytes, which is what disks take."""
@@ -57,33 +57,33 @@ _PATH: Final = re.compile(
 )
 
 
-def owner_of(tenant: str, key: Key) -> str:
-    """What a tenant is called in the store. Fleets with different keys have different owners."""
+def owner_name(tenant: str, key: Key) -> str:
+    """Return what a tenant is called in the store. Fleets with different keys have different owners."""
     return f"{key.id}-{hash_parts((_OWNER_DOMAIN, tenant.encode()), key).hexdigest(length=_OWNER_BYTES)}"
 
 
 def file_id(content: bytes, tenant: str, key: Key) -> Digest:
-    """The id of a file of a tenant; `content` is the blake3 hash of its bytes."""
+    """Return the id of a file of a tenant; `content` is the blake3 hash of its bytes."""
     return Digest(hash_parts((_FILE_DOMAIN, tenant.encode(), content), key).digest())
 
 
-def is_content_of(digest: Digest, content: bytes, tenant: str, key: Key) -> bool:
-    """Whether bytes with this hash are those of the file."""
+def matches_content(digest: Digest, content: bytes, tenant: str, key: Key) -> bool:
+    """Return whether bytes with this hash are those of the file."""
     return compare_digest(digest, file_id(content, tenant, key))
 
 
 def public_id(digest: Digest) -> str:
-    """The id as clients know it."""
+    """Return the id as clients know it."""
     return f"{_PREFIX}{digest.hex()}"
 
 
 def parse_id(text: str) -> Digest | None:
-    """The id that a client has written; None if it cannot be one."""
+    """Return the id that a client has written; None if it cannot be one."""
     return Digest(bytes.fromhex(found[1])) if (found := _ID.fullmatch(text)) else None
 
 
 def short_name(name: str) -> str:
-    """As much of a file name as is stored: its beginning, and its extension."""
+    """Cut a file name to what is stored: its beginning, and its extension."""
     name = "".join(char for char in name if char.isprintable()).rpartition("/")[2]
     if len(raw := name.encode(errors="replace")) <= MAX_NAME_BYTES:
         return raw.decode()
@@ -92,20 +92,20 @@ def short_name(name: str) -> str:
     return (raw[: MAX_NAME_BYTES - len(end)] + end).decode(errors="ignore")
 
 
-def folder_of(owner: str, digest: Digest) -> str:
-    """Where the object of a file is; for a moment there may be two."""
+def object_folder(owner: str, digest: Digest) -> str:
+    """Return where the object of a file is; for a moment there may be two."""
     return f"{ROOT}/{owner}/{digest.hex()}"
 
 
-def path_of(file: StoredFile) -> str:
-    """The name of a file's object."""
+def object_path(file: StoredFile) -> str:
+    """Return the name of a file's object."""
     name = urlsafe_b64encode(file.name.encode()).rstrip(b"=").decode()
     fields = (file.revision, file.created_s, file.expires_s, file.modality or _OTHER, file.purpose, name)
-    return f"{folder_of(file.owner, file.id)}/{'.'.join(map(str, fields))}"
+    return f"{object_folder(file.owner, file.id)}/{'.'.join(map(str, fields))}"
 
 
-def file_of(path: str, nbytes: int) -> StoredFile | None:
-    """The file whose object is called so; None if it is none of ours."""
+def parse_object_path(path: str, nbytes: int) -> StoredFile | None:
+    """Return the file whose object is called so; None if it is none of ours."""
     if (found := _PATH.fullmatch(path)) is None:
         return None
     encoded = found["name"]

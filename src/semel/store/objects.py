@@ -60,7 +60,7 @@ class DiskFull(Exception):
 class Objects(Protocol):
     """Objects by name. Every call raises `MediaStoreUnavailable` if the store cannot do it in time.
 
-    The `payer` is whose request it is for, whoever's object it is; without one it is the frontend's own work.
+    The `payer` is whose request it is for, not whose object it is; without one it is the frontend's own work.
     """
 
     async def put(
@@ -73,7 +73,7 @@ class Objects(Protocol):
         ...
 
     async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
-        """So many bytes of an object from `start` on, if it is there."""
+        """Read so many bytes of an object from `start` on, if it is there."""
         ...
 
     @property
@@ -86,11 +86,11 @@ class Objects(Protocol):
         ...
 
     def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        """The names and sizes of all objects in a folder and the folders in it, some at a time."""
+        """Return the names and sizes of all objects in a folder and the folders in it, some at a time."""
         ...
 
     async def free_bytes(self) -> int:
-        """The bytes that can still be written; a bucket has no limit of its own."""
+        """Return the bytes that can still be written; a bucket has no limit of its own."""
         ...
 
 
@@ -210,7 +210,7 @@ class BucketObjects:
             return stack.pop_all().close
 
     def _check_abandoned(self, owner: str, nbytes: int) -> None:
-        """Refuse to hold so much more beside what was given up for the same owner."""
+        """Refuse to hold so much more in addition to what was given up for the same owner."""
         if not (abandoned := self._abandoned.get(owner)):
             return
         abandoned_bytes = sum(abandoned.values())
@@ -284,7 +284,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def open_objects(location: str, timeout_s: float) -> BucketObjects:
-    """The objects in a folder, which is made, or in a bucket. What cannot be one is refused with the flag's name."""
+    """Open the objects in a folder, which is created, or in a bucket. Errors name the flag."""
     from obstore.store import LocalStore, from_url
 
     scheme, colon, _ = location.partition("://")

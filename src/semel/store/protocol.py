@@ -1,4 +1,4 @@
-"""What a media store does, whatever it is made of. Its implementations pass one contract suite."""
+"""Protocol of a media store. Its implementations pass one contract suite."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ is called when that has ended, also if nobody waits for it."""
 
 
 def no_pin(_: int) -> Callable[[], None]:
-    """For bytes that are on nobody's account."""
+    """Do nothing, for bytes that are charged to nobody."""
     return _unpin_nothing
 
 
@@ -34,7 +34,7 @@ class Payer:
     """For whom an operation of a store is: its bound is theirs, and so are its bytes."""
 
     owner: str = ""
-    """What a tenant is called in the store; empty for the frontend itself."""
+    """The tenant's name in the store; empty for the frontend itself."""
 
     pin: Pin = no_pin
 
@@ -55,7 +55,7 @@ class Upload:
     name: str
     purpose: str
     ttl_s: int | None = None
-    """How long it is to be kept, if not as long as the store keeps it."""
+    """Seconds for which it is kept, if not the store's own."""
 
 
 class MediaStore(Protocol):
@@ -75,11 +75,11 @@ class MediaStore(Protocol):
         ...
 
     async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
-        """A file of a tenant, without its bytes; None if it has none of this id."""
+        """Return a file of a tenant, without its bytes; None if it has none of this id."""
         ...
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
-        """As `find`, but a file that this process has seen before is not looked for, also if the store is gone.
+        """Find a file, without a look for one that this process has seen before, even if the store is gone.
 
         So what another process has deleted may be found for a minute.
         """
@@ -88,13 +88,13 @@ class MediaStore(Protocol):
     async def read(
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, memoryview] | None:
-        """A file of a tenant with its bytes, which are those that were stored, or it is none."""
+        """Return a file of a tenant with its bytes, which are those that were stored, or it is none."""
         ...
 
     async def stream(
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, AsyncIterator[memoryview]] | None:
-        """A file of a tenant with its bytes in pieces of 1 MiB, of which one at a time is in memory and is spent.
+        """Return a file of a tenant with its bytes in pieces of 1 MiB, one of which is in memory and charged at a time.
 
         The iterator raises `MediaStoreUnavailable` instead of its last piece if the bytes are not those of the upload.
         """
@@ -107,5 +107,5 @@ class MediaStore(Protocol):
     async def page(
         self, tenant: str, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None = None
     ) -> Page | None:
-        """Files of a tenant by the time of their upload; None if it does not have the one that they are to follow."""
+        """List files of a tenant by the time of their upload; None if it lacks the one that they are to follow."""
         ...

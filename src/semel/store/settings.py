@@ -11,7 +11,7 @@ __all__ = ["MediaStoreSettings"]
 
 @dataclass(frozen=True, slots=True)
 class MediaStoreSettings:
-    """Where uploaded files are stored, how many, and for how long."""
+    """The store of uploaded files."""
 
     location: str | None = flag(
         None,

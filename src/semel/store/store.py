@@ -27,7 +27,16 @@ from semel.media.signature import SIGNATURE_BYTES, modality_of
 from semel.store.clock import FileClock
 from semel.store.file import StoredFile
 from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
-from semel.store.names import ROOT, file_id, file_of, folder_of, is_content_of, owner_of, path_of, short_name
+from semel.store.names import (
+    ROOT,
+    file_id,
+    matches_content,
+    object_folder,
+    object_path,
+    owner_name,
+    parse_object_path,
+    short_name,
+)
 from semel.store.objects import DiskFull, Objects, open_objects
 from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
@@ -45,10 +54,10 @@ _PIECE_BYTES: Final = 1 << 20
 _EXPIRE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 1.0
 _DISK_RETRIES: Final = 3
-"""How often files go for one that a full disk did not take: what is free then is not known before."""
+"""Rounds of eviction for a file that a full disk did not take: what is free then is not known before."""
 
 _RENEWALS: Final = 2
-"""How often a file may be uploaded again while it is read, and is found under its new name."""
+"""Number of times that a file may be uploaded again while it is read, and is found under its new name."""
 
 _Charging = Callable[[str, int, float], Generator[None, None, list[StoredFile]]]
 
@@ -102,7 +111,7 @@ class ObjectMediaStore:
         """Store a file."""
         self._check_ready()
         now_s, nbytes = self._clock(), len(upload.data)
-        owner, digest = owner_of(tenant, self._key), file_id(upload.content, tenant, self._key)
+        owner, digest = owner_name(tenant, self._key), file_id(upload.content, tenant, self._key)
         file = StoredFile(
             id=digest,
             owner=owner,
@@ -120,13 +129,13 @@ class ObjectMediaStore:
             file = renewed(file, others, now_s)
         await self._make_room(nbytes)
         await self._write(file, upload.data, payer)
-        await self._try_to_delete((other for other in others if path_of(other) != path_of(file)), payer)
+        await self._try_to_delete((other for other in others if object_path(other) != object_path(file)), payer)
         return file
 
     async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
         """Find a file."""
         self._check_ready()
-        owner, now_s = owner_of(tenant, self._key), self._clock()
+        owner, now_s = owner_name(tenant, self._key), self._clock()
         payer = Payer(owner)
         file = newest(await self._objects_of(payer, digest), now_s)
         self._counts.queries += 1
@@ -140,7 +149,7 @@ class ObjectMediaStore:
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
         """Find a file, in the index if it has it."""
-        file = self._index.get(owner_of(tenant, self._key), digest, self._clock())
+        file = self._index.get(owner_name(tenant, self._key), digest, self._clock())
         return await self.find(tenant, digest) if file is None else file
 
     async def read(
@@ -174,7 +183,7 @@ class ObjectMediaStore:
             if not spent:
                 spend(min(file.nbytes, most))
                 spent = True
-            data = await self._objects.get(path_of(file), min(file.nbytes, most), payer=Payer(file.owner, pin))
+            data = await self._objects.get(object_path(file), min(file.nbytes, most), payer=Payer(file.owner, pin))
         return None if file is None or data is None else (file, data)
 
     async def _pieces(
@@ -185,7 +194,9 @@ class ObjectMediaStore:
         while end < file.nbytes:
             hasher.update(piece)  # 0.3 ms
             yield piece
-            more = await self._objects.get(path_of(file), min(_PIECE_BYTES, file.nbytes - end), start=end, payer=payer)
+            more = await self._objects.get(
+                object_path(file), min(_PIECE_BYTES, file.nbytes - end), start=end, payer=payer
+            )
             if not more:
                 raise MediaStoreUnavailable("the file was deleted while it was read; ask for it again")
             piece, end = more, end + len(more)
@@ -196,7 +207,7 @@ class ObjectMediaStore:
     async def _is_stored(self, file: StoredFile, tenant: str, hasher: blake3, last: memoryview) -> bool:
         """Check that the bytes that were hashed, with the last ones, are those of the file."""
         content = await _hash(hasher, last)
-        if is_content_of(file.id, content, tenant, self._key):
+        if matches_content(file.id, content, tenant, self._key):
             return True
         logger.error("an object of the media store has not the bytes that were stored: it is answered as unknown")
         self._index.remove(file.owner, file.id)
@@ -205,11 +216,11 @@ class ObjectMediaStore:
     async def delete(self, tenant: str, digest: Digest) -> bool:
         """Delete a file."""
         self._check_ready()
-        owner = owner_of(tenant, self._key)
+        owner = owner_name(tenant, self._key)
         payer = Payer(owner)
         files = await self._objects_of(payer, digest)
         was_there = newest(files, self._clock()) is not None
-        await self._objects.delete([path_of(file) for file in files], payer=payer)
+        await self._objects.delete([object_path(file) for file in files], payer=payer)
         self._index.remove(owner, digest)
         return was_there
 
@@ -218,7 +229,7 @@ class ObjectMediaStore:
     ) -> Page | None:
         """List files."""
         self._check_ready()
-        owner, now_s = owner_of(tenant, self._key), self._clock()
+        owner, now_s = owner_name(tenant, self._key), self._clock()
         return self._index.page(owner, now_s, limit=limit, order=order, purpose=purpose, after=after)
 
     async def refresh(self) -> None:
@@ -227,7 +238,7 @@ class ObjectMediaStore:
         self._may_shrink = True
         replaced: list[StoredFile] = []
         async for page in self._objects.list(ROOT):
-            files = [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
+            files = [file for path, nbytes in page if (file := parse_object_path(path, nbytes)) is not None]
             replaced += listing.add(file for file in files if file.expires_s > now_s)
             replaced += (expired := [file for file in files if file.expires_s <= now_s])
             self._counts.expirations += len(expired)
@@ -262,7 +273,7 @@ class ObjectMediaStore:
                 await self.expire()
 
     def samples(self) -> Iterator[Sample]:
-        """What the store has, and what became of it."""
+        """Return what the store has, and what became of it."""
         yield metrics.MEDIA_STORE_FILES, len(self._index), ()
         yield metrics.MEDIA_STORE_BYTES, self._index.nbytes, ()
         yield metrics.MEDIA_STORE_CAPACITY, self._index.capacity, ()
@@ -332,7 +343,7 @@ class ObjectMediaStore:
         except BaseException:
             self._index.cancel(file.owner, file.nbytes)
             raise
-        await self._objects.put(path_of(file), data, partial(self._end_write, file), payer=payer)
+        await self._objects.put(object_path(file), data, partial(self._end_write, file), payer=payer)
 
     def _no_space(self, file: StoredFile) -> MediaStoreUnavailable:
         self._counts.refusals += 1
@@ -342,7 +353,7 @@ class ObjectMediaStore:
         )
 
     def _end_write(self, file: StoredFile, is_written: bool) -> None:
-        """A file's object is there or not, whether or not its client has waited for it."""
+        """End a write, also if its client has not waited for it."""
         if is_written:
             self._index.commit(file)
         else:
@@ -353,10 +364,10 @@ class ObjectMediaStore:
             raise MediaStoreUnavailable("the media store is being read; try again in a moment")
 
     async def _objects_of(self, payer: Payer, digest: Digest) -> list[StoredFile]:
-        """The objects of one file: usually one, two after a process was killed while it renewed it."""
+        """Return the objects of one file: usually one, two after a process was killed while it renewed it."""
         found: list[StoredFile] = []
-        async for page in self._objects.list(folder_of(payer.owner, digest), payer=payer):
-            found += [file for path, nbytes in page if (file := file_of(path, nbytes)) is not None]
+        async for page in self._objects.list(object_folder(payer.owner, digest), payer=payer):
+            found += [file for path, nbytes in page if (file := parse_object_path(path, nbytes)) is not None]
         return found
 
     async def _adopt(self, file: StoredFile, now_s: float) -> None:
@@ -381,7 +392,7 @@ class ObjectMediaStore:
     async def _try_to_delete(self, files: Iterable[StoredFile], payer: Payer) -> None:
         """Delete objects. What cannot be deleted now is found by the next listing."""
         try:
-            await self._objects.delete([path_of(file) for file in files], payer=payer)
+            await self._objects.delete([object_path(file) for file in files], payer=payer)
         except MediaStoreUnavailable:
             return
 
@@ -394,7 +405,7 @@ async def _hash(hasher: blake3, data: memoryview) -> bytes:
 
 
 def open_store(settings: MediaStoreSettings, key: Key) -> ObjectMediaStore | None:
-    """The store that the settings name, if they do."""
+    """Return the store that the settings name, if they do."""
     if settings.location is None:
         return None
     objects = open_objects(settings.location, settings.timeout_s)

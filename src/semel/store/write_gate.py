@@ -15,7 +15,7 @@ _WAIT_S: Final = 60.0
 
 
 class WriteGate:
-    """Lets writes through in the order in which they come."""
+    """A gate for writes, in the order in which they come."""
 
     def __init__(self, wait_s: float = _WAIT_S) -> None:
         self._wait_s = wait_s

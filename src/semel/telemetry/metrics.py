@@ -75,8 +75,8 @@ ENCODER_REJECTED: Final = Metric(
     _ENGINE,
 )
 
-DESK_BYTES: Final = Metric(
-    "semel_desk_bytes", "gauge", "Bytes of features that a worker keeps for requests on their way into the engine."
+INTAKE_BYTES: Final = Metric(
+    "semel_intake_bytes", "gauge", "Bytes of features that a worker keeps for requests on their way into the engine."
 )
 FRONTEND_SESSIONS: Final = Metric(
     "semel_frontend_sessions",

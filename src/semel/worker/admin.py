@@ -1,4 +1,4 @@
-"""The admin address of a worker, over HTTP: metrics for whoever reaches it, injection and reset for the operator.
+"""The admin address of a worker, over HTTP: metrics for every client, injection and reset for the operator.
 
 What changes the worker needs the admin key, which is neither the fleet key nor a client's: what a digest stands for
 cannot be checked, so who may inject may decide what other clients' images look like. The key is asked for before
@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,26 +21,84 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from typing_extensions import TypedDict
 
-from semel.core import MIN_KEY_CHARS, is_key
-from semel.errors import ConfigError, InvalidRequest, MediaTooLarge, NotReady, SemelError, ServiceError
+from semel.core import MIN_KEY_CHARS, Contract, is_key
+from semel.errors import ConfigError, EngineDead, InvalidRequest, MediaTooLarge, NotReady, SemelError, ServiceError
 from semel.interchange import injection as outcomes
 from semel.interchange import safetensors
+from semel.interchange.injection import Outcomes
 from semel.telemetry import Meter
 from semel.web.errors import error_response, http_error_response
-from semel.web.responses import json_response
+from semel.web.openapi import JSON, TEXT, Codes, Schema, answer, document, refusals, shape, told_codes
+from semel.web.responses import Readiness, json_response
 from semel.web.server import operator_routes
 from semel.worker.injection import Count, Injectable, inject
-from semel.worker.openapi import CODES, CONTENT_TYPES, Reset, admin_document
 
-__all__ = ["MAX_BODY_BYTES", "AdminKey", "create_admin_app"]
+__all__ = ["MAX_BODY_BYTES", "AdminKey", "admin_document", "create_admin_app"]
 
 MAX_BODY_BYTES: Final = 1 << 30
 
 _CLIENT_CLOSED: Final = 499
 
+CONTENT_TYPES: Final = ("application/octet-stream", "application/x-safetensors")
+
+CODES: Final[Codes] = {
+    401: {"invalid_admin_key": "No admin key came with the request, or another one."},
+    403: {"no_admin_key": "The worker has no admin key, or this came from another host: nothing can be changed here."},
+    415: {"unsupported_content_type": "The body is not said to be a safetensors file."},
+}
+"""The errors that only the admin address has."""
+
+_ERRORS: Final[Codes] = {
+    **CODES,
+    **told_codes((InvalidRequest, MediaTooLarge, ServiceError, EngineDead, NotReady)),
+}
+_KEY: Final = "The key of the worker's --admin-key-file."
+
 logger = logging.getLogger(__name__)
 _audit_log = logging.getLogger("semel.audit")
+
+
+class Reset(TypedDict):
+    """The caches are empty."""
+
+    reset: Literal[True]
+
+
+def admin_document() -> dict[str, Any]:
+    """Return what can be asked for, and what is answered."""
+    file: Schema = {"type": "string", "format": "binary"}
+    body = {"required": True, "content": {kind: {"schema": file} for kind in CONTENT_TYPES}}
+    guarded = _ERRORS.keys() - {400, 413, 415}
+    paths = {
+        "/health": {"get": _operation("Whether the process is alive.", {})},
+        "/ready": {"get": _readiness()},
+        "/metrics": {"get": _operation("Counters for Prometheus.", {TEXT: {"type": "string"}})},
+        "/v1/mm_cache/contract": {
+            "get": _operation("What features the engine takes.", {JSON: shape(Contract)}, guarded)
+        },
+        "/v1/mm_cache/inject": {
+            "post": {
+                **_operation("Hold features under digests.", {JSON: shape(Outcomes)}, _ERRORS),
+                "requestBody": body,
+            }
+        },
+        "/v1/mm_cache/reset": {"post": _operation("Forget all features.", {JSON: shape(Reset)}, guarded)},
+    }
+    return document("semel worker", paths, codes=_ERRORS, key=_KEY)
+
+
+def _readiness() -> dict[str, Any]:
+    body = {JSON: shape(Readiness)}
+    responses = {"200": answer("Requests are served.", body), "503": answer("Not any more.", body)}
+    return {"summary": "Whether requests are served; if not, why.", "responses": responses}
+
+
+def _operation(summary: str, content: Mapping[str, Schema], refused: Iterable[int] = ()) -> dict[str, Any]:
+    statuses = tuple(refused)
+    operation = {"summary": summary, "responses": {"200": answer("What was asked for.", content), **refusals(statuses)}}
+    return {**operation, "security": [{"key": []}]} if statuses else operation
 
 
 class AdminKey:
@@ -56,7 +114,7 @@ class AdminKey:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is one."""
+        """True if there is one."""
         return self._text is not None
 
     def replace(self, text: str) -> None:
@@ -65,7 +123,7 @@ class AdminKey:
         self._text = text
 
     def matches(self, presented: str) -> bool:
-        """Whether this is it; how long that takes does not tell how much of it was right."""
+        """Return whether this is it; how long that takes does not tell how much of it was right."""
         return self._text is not None and hmac.compare_digest(presented.encode(), self._text.encode())
 
 
@@ -81,11 +139,11 @@ def create_admin_app(
     idle_s: float = 30.0,
     turn_s: float = 60.0,
 ) -> Starlette:
-    """The HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
+    """Return the HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
 
-    `reason` says why the worker takes no requests, and nothing if it does. Whoever does not come over loopback finds
-    metrics and probes, and nothing else: features and the key do not go over a network in the clear.
-    A body may pause for `idle_s`, and whoever comes while another body is taken in waits for `turn_s`.
+    `reason` says why the worker takes no requests, and nothing if it does. A client that does not come over loopback
+    finds metrics and probes, and nothing else: features and the key do not go over a network in the clear. A body may
+    pause for `idle_s`, and a request that comes while another body is taken in waits for `turn_s`.
     """
     key = key if isinstance(key, AdminKey) else AdminKey(key)
     intake = _Intake(engine, count, max_body_bytes, idle_s, turn_s)
@@ -117,7 +175,7 @@ def create_admin_app(
 def _guarded(
     action: str, key: AdminKey, handler: Callable[[Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A route for the operator alone. Every call of it leaves an audit line, also one that is refused or fails."""
+    """Guard a route for the operator alone. Every call leaves an audit line, also one that is refused or fails."""
 
     async def call(request: Request) -> Response:
         who, result = "nobody", "failed"
@@ -148,7 +206,7 @@ def _audit(action: str, *, who: str, peer: str, result: str) -> None:
 
 
 class _Intake:
-    """Where bodies are taken in, one at a time: whoever comes next waits before its own is read."""
+    """Intake of bodies, one at a time: the next request waits before its body is read."""
 
     def __init__(self, engine: Injectable, count: Count, max_body_bytes: int, idle_s: float, turn_s: float) -> None:
         self._engine = engine
@@ -184,7 +242,7 @@ class _Intake:
 
 
 async def _read(request: Request, max_bytes: int, idle_s: float) -> bytearray:
-    """The body, given up on as soon as it is over the limit, whatever its announced length.
+    """Return the body, given up on as soon as it is over the limit, whatever its announced length.
 
     It grows in place: joining the pieces of a body of 1 GiB at the end would need it twice.
     """

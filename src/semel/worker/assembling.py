@@ -17,13 +17,13 @@ from semel.wire.translation import layout_of, lease_of, prompt_of, sizes_of, sub
 __all__ = ["assemble", "borrow"]
 
 _FEW_ITEMS: Final = 64
-"""A prompt with more items is assembled beside the event loop: it takes about 5 µs for each."""
+"""A prompt with more items is assembled in a thread: it takes about 5 µs for each."""
 
 
 async def assemble(
     submit: Submit, features: Mapping[Digest, Feature], engine: Engine, trace: Trace | None
 ) -> Submission:
-    """The submission of a request whose features are here or in the engine; `FeatureMissing` if some are not."""
+    """Return the submission of a request whose features are here or in the engine; `FeatureMissing` if some are not."""
     layouts = {digest: feature.layout for digest, feature in features.items()}
     layouts |= _held_layouts(engine, (place.digest for place in submit.places if place.digest not in layouts))
     make = partial(prompt_of, submit, layouts.__getitem__, max_tokens=engine.contract.max_tokens)
@@ -32,7 +32,7 @@ async def assemble(
 
 
 def borrow(borrowers: Borrower | None, lend: Lend) -> Feature:
-    """A feature in a frontend's shared memory."""
+    """Return a feature in a frontend's shared memory."""
     if borrowers is None:
         raise ProtocolError("this worker has no shared memory with anyone")
     sizes_of(lend)  # names and dtypes are in order

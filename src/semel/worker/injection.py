@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class Injectable(Protocol):
-    """What injection asks of an engine."""
+    """The part of an engine that injection needs."""
 
     @property
     def contract(self) -> Contract:
-        """What the engine expects; `cache_bytes` is the size of its item cache, 0 if it is off."""
+        """The engine's contract; `cache_bytes` is the size of its item cache, 0 if it is off."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Injectable(Protocol):
         ...
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the engine's item cache has it."""
+        """Return whether the engine's item cache has it."""
         ...
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
@@ -50,7 +50,7 @@ class Injectable(Protocol):
 
 
 async def inject(engine: Injectable, entries: Sequence[Entry], count: Count, *, peer: str) -> list[Outcome]:
-    """What became of each entry, in order. `peer` is who sent them, for the log; raises `EngineDead` only."""
+    """Return what became of each entry, in order. `peer` is who sent them, for the log; raises `EngineDead` only."""
     outcomes: list[Outcome] = []
     for entry in entries:
         outcomes.append(await _outcome(engine, entry, count))

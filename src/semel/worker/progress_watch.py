@@ -1,4 +1,4 @@
-"""Ends an engine that hangs (threats S22)."""
+"""Watch over an engine that may hang (threats S22)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semel.engine import Engine
 __all__ = ["until_hung"]
 
 _LOOK_S: Final = 0.5
-"""How often the engine's progress is looked at: well within what its clock takes for awake."""
+"""Seconds between two looks at the engine's progress: well within the largest gap of its clock."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Tells frontends what they have yet to be told (`news`): when it is due, and as fast as they read."""
+"""Publisher of a worker's updates (`cache_updates`) to its frontends: when due, and as fast as they are read."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from semel.core import Digest, FeatureInfo
 from semel.ledger import Holdings
 from semel.wire.translation import status_of
 from semel.wire.zmq import Peer, WorkerListener
-from semel.worker.news import Bulletin, Load, News
+from semel.worker.cache_updates import CacheUpdates, Load, StateDelta
 
 __all__ = ["Publisher"]
 
 
 class Publisher:
-    """Sends a worker's news."""
+    """The sender of a worker's cache updates."""
 
-    def __init__(self, listener: WorkerListener, news: News[Peer]) -> None:
+    def __init__(self, listener: WorkerListener, updates: CacheUpdates[Peer]) -> None:
         self._listener = listener
-        self._news = news
+        self._updates = updates
         self._timer: asyncio.TimerHandle | None = None
         self._slices: dict[Peer, asyncio.Task[None]] = {}
         """Of frontends that read what the engine has."""
 
     @property
     def holdings(self) -> Holdings[Peer]:
-        """What the engine has."""
-        return self._news.holdings
+        """The items that the engine has."""
+        return self._updates.holdings
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The engine has an item from now on."""
-        self._news.hold(digest, holding, self._now)
+        """Add an item that the engine has stored."""
+        self._updates.hold(digest, holding, self._now)
         self._set_timer()
 
     def drop(self, digest: Digest) -> None:
-        """The engine no longer has an item."""
-        self._news.drop(digest, self._now)
+        """Remove an item that the engine has evicted."""
+        self._updates.drop(digest, self._now)
         self._set_timer()
 
     def set_load(self, load: Load) -> None:
-        """The engine is as busy as that from now on."""
-        self._news.set_load(load, self._now)
+        """Set the load of the engine."""
+        self._updates.set_load(load, self._now)
         self._set_timer()
 
     def join(self, peer: Peer, known: int | None) -> None:
         """Tell a new frontend everything, or what has changed since it knew everything."""
-        self._publish(self._news.join(peer, known))
+        self._send(self._updates.join(peer, known))
         if self.holdings.known(peer)[1]:
             self._slices[peer] = asyncio.create_task(self._tell_slices(peer))
 
     def leave(self, peer: Peer) -> None:
-        """A frontend has gone."""
-        self._news.leave(peer)
+        """Forget a frontend."""
+        self._updates.leave(peer)
         if (task := self._slices.pop(peer, None)) is not None:
             task.cancel()
 
     def tell(self, peer: Peer) -> None:
         """Tell a frontend what is new, before a message about its request."""
-        self._publish(self._news.concerning(peer))
+        self._send(self._updates.concerning(peer))
 
-    def tell_all(self) -> None:
+    def publish(self) -> None:
         """Tell all of them now."""
-        self._publish(self._news.tell_all(self._now))
+        self._send(self._updates.publish(self._now))
 
     def stop(self) -> None:
         """Tell nobody anything more."""
@@ -75,12 +75,12 @@ class Publisher:
         return asyncio.get_running_loop().time()
 
     def _set_timer(self) -> None:
-        if self._timer is None and (due := self._news.due) < inf:
+        if self._timer is None and (due := self._updates.due) < inf:
             self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
-        self._publish(self._news.next_turn(self._now))
+        self._send(self._updates.next_turn(self._now))
         self._set_timer()
 
     async def _tell_slices(self, peer: Peer) -> None:
@@ -88,11 +88,11 @@ class Publisher:
         while True:
             await asyncio.sleep(0)
             await self._listener.until_read(peer)
-            if (bulletin := self._news.next_slice(peer)) is None:
+            if (delta := self._updates.next_slice(peer)) is None:
                 self._slices.pop(peer, None)
                 return
-            self._publish([bulletin])
+            self._send([delta])
 
-    def _publish(self, bulletins: Iterable[Bulletin[Peer]]) -> None:
-        for bulletin in bulletins:
-            self._listener.send_all(bulletin.peers, status_of(bulletin.announcement, *bulletin.load))
+    def _send(self, deltas: Iterable[StateDelta[Peer]]) -> None:
+        for delta in deltas:
+            self._listener.send_all(delta.peers, status_of(delta.announcement, *delta.load))

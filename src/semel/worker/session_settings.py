@@ -1,4 +1,4 @@
-"""How a worker deals with many frontends."""
+"""Settings of a worker's sessions with frontends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SessionSettings"]
 class SessionSettings:
     """A worker's sessions."""
 
-    news_s: float = flag(
+    announce_interval_s: float = flag(
         0.25,
         "announce-interval-s",
         help="Seconds between two messages in which a worker reports its load and its cache changes to a "

@@ -1,4 +1,4 @@
-"""Requests wait here until it is their turn at the engine. Whose turn it is, `semel.fairness.turns` decides.
+"""Queue of requests for the engine; `semel.fairness.turns` decides whose turn it is.
 
 A request takes its turn when all that it needs is there, and keeps it until it has ended, however often it has to be
 submitted. One that is cancelled while it waits leaves the queue.
@@ -26,7 +26,7 @@ class EngineTurns:
         self._futures: dict[Turn, asyncio.Future[None]] = {}
 
     async def take(self, submission: Submission) -> Turn:
-        """Wait for a request's turn; whoever has one gives it back."""
+        """Wait for a request's turn; its owner gives it back."""
         prompt = submission.prompt
         tokens = len(prompt.token_ids) + len(prompt.encoder_token_ids or ())
         sequences = _positive(submission, "n") or 1
@@ -51,7 +51,7 @@ class EngineTurns:
         return turn
 
     def count(self, turn: Turn, output: Output) -> None:
-        """The engine has generated something."""
+        """Charge a tenant for what the engine has generated."""
         has_changed = self._turns.generate(turn, len(output.token_ids))
         if output.finish_reason is not None:
             self._turns.end(turn)
@@ -60,13 +60,13 @@ class EngineTurns:
             self._advance()
 
     def release(self, turn: Turn) -> None:
-        """A request has ended, or is given up. Releasing twice does no harm."""
+        """End the turn of a request. Releasing twice does no harm."""
         self._futures.pop(turn, None)
         self._turns.leave(turn)
         self._advance()
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Yield samples of its metrics."""
         yield metrics.ENGINE_SEQUENCES, self._turns.places, ()
         yield metrics.ENGINE_WAITING, self._turns.waiting, ()
 
@@ -99,6 +99,6 @@ class EngineTurns:
 
 
 def _positive(submission: Submission, name: str) -> int | None:
-    """A sampling parameter that is a number of something; None if it is not there. The engine checks it."""
+    """Return a sampling parameter that is a number of something; None if it is not there. The engine checks it."""
     value = submission.sampling.get(name)
     return value if isinstance(value, int) and value > 0 else None

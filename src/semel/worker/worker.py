@@ -1,11 +1,11 @@
 """The worker's loop: submissions in, answers out, and announcements of what the engine holds.
 
-Each request is a task. It waits on the desk until the features that its frontend has sent are there, asks for those
+Each request is a task. It waits in the intake until the features that its frontend has sent are there, asks for those
 that turn out to be missing, and lets all of them go when the engine has taken the submission. It is cancelled when its
 frontend aborts it, leaves, or is lost; cancelling closes the stream, and that aborts the request in the engine.
-What the ledger rests on: a request is opened on the desk, and closed there, in the same step in which its messages are
-read and sent; and what is new goes out before any message about a request, to the frontend that sent it, so a frontend
-that is told "accepted" knows what is held. The others are told a little later (`news`).
+The ledger depends on two rules. A request is opened and closed in the intake in the same step in which its messages are
+read and sent. Updates go to the frontend of a request before any message about it, so a frontend that reads "accepted"
+knows what is held; the others get them a little later (`cache_updates`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec import structs
 
 from semel.aio import in_slices
 from semel.cache import Borrower
-from semel.core import Digest, Feature, FeatureInfo, Output, Submission
+from semel.core import Digest, Feature, Output, Submission
 from semel.engine import Engine, Stream
 from semel.engine.observed import Observed
 from semel.errors import (
@@ -46,7 +46,7 @@ from semel.wire.outputs import deltas_of
 from semel.wire.session import ToFrontend
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
-from semel.worker.news import Load, News
+from semel.worker.cache_updates import CacheUpdates, Load
 from semel.worker.progress_watch import until_hung
 from semel.worker.publisher import Publisher
 from semel.worker.turns import EngineTurns
@@ -54,16 +54,16 @@ from semel.worker.turns import EngineTurns
 __all__ = ["Worker"]
 
 _FEATURES_S: Final = 120.0
-"""How long a request waits for features before it is given up."""
+"""Seconds that a request waits for features before it fails."""
 
 _SETTLE_S: Final = 0.1
-"""How long a worker that drains stays at least: what was on its way when it said so is answered too."""
+"""Seconds that a draining worker stays at least: requests that were under way to it are answered too."""
 
 _MAX_SUBMISSIONS: Final = 3
 """Of one request to the engine, which may turn out to have lost what it held."""
 
 Submitting = Callable[[Submission], Awaitable[Stream]]
-"""How a submission gets to the engine: `Engine.submit`, or what does more before it."""
+"""A function that submits to the engine: `Engine.submit`, or one that does more before it."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,17 +74,17 @@ class _Request:
 
     task: asyncio.Task[None] | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it waits for nothing on the desk."""
+    """Set when it waits for nothing in the intake."""
 
     observed: Observed | None = None
-    """What its span tells of the answer, where requests are traced."""
+    """The span attributes of the answer, where requests are traced."""
 
     turn: Turn | None = None
     """Its turn at the engine, once it has one."""
 
 
 class Worker:
-    """Serves an engine to the frontends of a listener."""
+    """A server of one engine for the frontends of a listener."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Worker:
         turns: EngineTurns | None = None,
         progress_s: float = 0.0,
         submit: Submitting | None = None,
-        news: News[Peer] | None = None,
+        updates: CacheUpdates[Peer] | None = None,
     ) -> None:
         self.needs = 0
         """Features that were asked for."""
@@ -110,8 +110,8 @@ class Worker:
         self._tracing = tracing
         self._turns = EngineTurns() if turns is None else turns
         self._frontends: dict[Peer, dict[str, _Request]] = {}
-        self._desk: Intake[Peer] = Intake()
-        self._publisher = Publisher(listener, News() if news is None else news)
+        self._intake: Intake[Peer] = Intake()
+        self._publisher = Publisher(listener, CacheUpdates() if updates is None else updates)
         self._progress_s = progress_s
         """How long the engine may be busy without a step; 0 for as long as it likes."""
 
@@ -120,7 +120,7 @@ class Worker:
         """Why the engine counts as hung, if it does."""
 
         self._leaving = self._draining = False
-        engine.watch(self)
+        engine.watch(self._publisher)
 
     async def run(self) -> None:
         """Serve until the listener is closed; raise `EngineDead` as soon as the engine is, `EngineHung` if it hangs."""
@@ -169,26 +169,18 @@ class Worker:
         except EngineDead:
             self._died.set()
             raise
-        self._publisher.tell_all()
+        self._publisher.publish()
         self._listener.broadcast(Forget())
 
-    def hold(self, digest: Digest, holding: FeatureInfo) -> None:
-        """The engine holds an item from now on."""
-        self._publisher.hold(digest, holding)
-
-    def drop(self, digest: Digest) -> None:
-        """The engine holds an item no more."""
-        self._publisher.drop(digest)
-
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Yield samples of its metrics."""
         for generation, count in self._listener.generations.items():
             yield metrics.FRONTEND_SESSIONS, count, (str(generation),)
         for code, count in self._listener.refused.items():
             yield metrics.SESSIONS_REFUSED, count, (code,)
         yield metrics.NEEDS, self.needs, ()
         yield metrics.RESUBMISSIONS, self.resubmissions, ()
-        yield metrics.DESK_BYTES, self._desk.nbytes, ()
+        yield metrics.INTAKE_BYTES, self._intake.nbytes, ()
         yield metrics.MM_CACHE_ITEMS, len(self._publisher.holdings), ("worker",)
         yield metrics.MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
         yield metrics.MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
@@ -226,7 +218,7 @@ class Worker:
             case Submit():
                 self._begin(peer, event)
             case Arrived(digest, feature):
-                self._wake(peer, self._desk.arrive(peer, digest, feature))
+                self._wake(peer, self._intake.arrive(peer, digest, feature))
             case Lend():
                 self._borrow(peer, event)
             case Abort(request_id=request_id):
@@ -253,7 +245,7 @@ class Worker:
             raise ProtocolError(f"request {request_id} was submitted twice")
         digests = [place.digest for place in submit.places]
         try:
-            opened = self._desk.open(peer, request_id, digests, submit.payloads, self._engine.holds)
+            opened = self._intake.open(peer, request_id, digests, submit.payloads, self._engine.holds)
         except ProtocolError as error:
             self._fail(peer, request_id, error)
             return
@@ -266,7 +258,7 @@ class Worker:
         def end(_: asyncio.Task[None]) -> None:
             # A cancelled task keeps its traceback, whose frames have this request: a cycle, which would hold features.
             request.task = None
-            self._desk.close(peer, request_id)
+            self._intake.close(peer, request_id)
             requests.pop(request_id, None)
             if request.turn is not None:
                 self._turns.release(request.turn)
@@ -301,12 +293,12 @@ class Worker:
             self._fail(peer, request_id, ServiceError("the worker failed on this request; its log says why"))
 
     async def _outputs(self, peer: Peer, submit: Submit, request: _Request) -> AsyncGenerator[Output, None]:
-        """The outputs of the engine, which gets a submission again if it had lost an item that it was told to hold."""
+        """Yield the engine's outputs. A submission is repeated if the engine had lost an item that it should hold."""
         for _ in range(_MAX_SUBMISSIONS):
             stream = await self._submit(peer, submit, request)
             try:
-                features = dict(self._desk.features(peer, submit.request_id))
-                self._desk.close(peer, submit.request_id)
+                features = dict(self._intake.features(peer, submit.request_id))
+                self._intake.close(peer, submit.request_id)
                 self._publisher.tell(peer)
                 self._send(peer, Accepted(submit.request_id))
                 current_span().add_event("accepted")
@@ -320,7 +312,7 @@ class Worker:
                 self.resubmissions += 1
                 submit = structs.replace(submit, client_features=())  # they are counted
                 digests = [place.digest for place in submit.places]
-                opened = self._desk.reopen(peer, submit.request_id, digests, map(Digest, error.digests))
+                opened = self._intake.reopen(peer, submit.request_id, digests, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, opened.needed)
             else:
                 return
@@ -332,7 +324,7 @@ class Worker:
         """Hand a submission to the engine as soon as all it needs is there."""
         while True:
             await self._until_ready(peer, submit.request_id, request)
-            features = self._desk.features(peer, submit.request_id)
+            features = self._intake.features(peer, submit.request_id)
             try:
                 submission = await assemble(submit, features, self._engine, span_trace(current_span()))
                 if request.observed is None:
@@ -342,13 +334,13 @@ class Worker:
                     request.turn = await self._turns.take(submission)
                 return await (self._submitting or self._engine.submit)(submission)
             except FeatureMissing as error:
-                missing = self._desk.missing(peer, submit.request_id, map(Digest, error.digests))
+                missing = self._intake.missing(peer, submit.request_id, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, missing)
 
     async def _until_ready(self, peer: Peer, request_id: str, request: _Request) -> None:
         try:
             async with asyncio.timeout(_FEATURES_S):
-                while not self._desk.is_ready(peer, request_id):
+                while not self._intake.is_ready(peer, request_id):
                     request.ready.clear()
                     await request.ready.wait()
         except TimeoutError:
@@ -367,7 +359,7 @@ class Worker:
         except ProtocolError as error:
             self._dismiss(peer, f"what was lent cannot be read: {error}")
             return
-        self._wake(peer, self._desk.arrive(peer, lend.digest, feature))
+        self._wake(peer, self._intake.arrive(peer, lend.digest, feature))
 
     def _dismiss(self, peer: Peer, message: str) -> None:
         """End a session whose frontend broke a rule; it opens another, and knows what was lost."""
@@ -385,12 +377,12 @@ class Worker:
             self._died.set()
         reported = error if isinstance(error, (RequestError, ServiceError)) else ServiceError(str(error))
         tell_fault(reported)
-        self._desk.close(peer, request_id)
+        self._intake.close(peer, request_id)
         self._publisher.tell(peer)
         self._send(peer, Failed(request_id, reported.status, reported.code, str(reported)))
 
     def _abort(self, peer: Peer, request_id: str) -> None:
-        self._desk.close(peer, request_id)
+        self._intake.close(peer, request_id)
         if (request := self._frontends[peer].get(request_id)) is not None and request.task is not None:
             request.task.cancel()
 
@@ -399,7 +391,7 @@ class Worker:
         for request in list(self._frontends.pop(peer, {}).values()):
             if request.task is not None:
                 request.task.cancel()
-        self._desk.forget(peer)
+        self._intake.forget(peer)
 
     def _send(self, peer: Peer, message: ToFrontend) -> None:
         """Send to a frontend, if it is still there."""
@@ -408,7 +400,7 @@ class Worker:
 
     def _tell_load(self) -> None:
         """Let frontends know how busy the engine is."""
-        waiting = self._desk.waiting
+        waiting = self._intake.waiting
         self._publisher.set_load(Load(max(0, self._running - waiting), waiting))
 
     def _tasks(self) -> Iterator[asyncio.Task[None]]:

@@ -34,9 +34,9 @@ def swap_encoder_outputs(worker: Any) -> None:
 
 def delay_late_items(_: Any) -> None:
     """What travels with the step that encodes it arrives one step after that."""
-    from semel.engine.vllm.plugins import worker as receiving
+    from semel.engine.vllm.plugins import worker as worker
 
-    receive: Any = receiving.receive
+    receive: Any = worker.receive
     waiting: list[Any] = []
 
     def receive_late(worker: Any, step: Any) -> None:
@@ -47,7 +47,7 @@ def delay_late_items(_: Any) -> None:
                 continue  # its request has ended
         waiting[:] = [step]
 
-    receiving.receive = receive_late  # type: ignore[assignment]
+    worker.receive = receive_late  # type: ignore[assignment]
 
 
 PLANTS = {"swapped": swap_encoder_outputs, "late": delay_late_items}

@@ -67,7 +67,7 @@ def add_plants(module: Any) -> None:
     """Of `semel.engine.vllm.plugins.worker`."""
     from plants import plant  # type: ignore[import-not-found]
 
-    module.ReceivingWorker.plant = plant
+    module.LazyTransferWorker.plant = plant
 
 
 _SHIMS: dict[str, tuple[str, Shim]] = {

@@ -4,7 +4,7 @@ from semel.cache.shared.arena import ALIGNMENT, Arena
 from semel.cache.shared.borrower import Borrower
 from semel.cache.shared.cache import Reservation, SharedCache
 from semel.cache.shared.lender import Lender
-from semel.cache.shared.packing import Head, borrowed_feature, heads_of, tensor_offsets, with_small_copies
+from semel.cache.shared.packing import Head, borrowed_feature, tensor_heads, tensor_offsets, with_small_copies
 from semel.cache.shared.segment import Lease, Segment, Window
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "SharedCache",
     "Window",
     "borrowed_feature",
-    "heads_of",
+    "tensor_heads",
     "tensor_offsets",
     "with_small_copies",
 ]

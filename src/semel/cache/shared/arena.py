@@ -23,7 +23,7 @@ def align(nbytes: int) -> int:
 
 
 class Arena:
-    """Allocates and frees ranges of a space."""
+    """An allocator of ranges of a space."""
 
     def __init__(self, size: int) -> None:
         self._size = size // ALIGNMENT * ALIGNMENT
@@ -79,7 +79,7 @@ class Arena:
         self._add(offset, size)
 
     def room_beside(self, offsets: Iterable[int]) -> int:
-        """Size of the largest free range if only the ranges at these offsets were allocated."""
+        """Return the size of the largest free range if only the ranges at these offsets were allocated."""
         largest = end = 0
         for offset in sorted(offsets):
             largest = max(largest, offset - end)

@@ -50,7 +50,7 @@ class _Connection:
 
     @property
     def idle(self) -> bool:
-        """Whether no view is alive."""
+        """True if no view is alive."""
         return not self._alive
 
     def borrow(self, lease: Lease) -> memoryview:
@@ -108,7 +108,7 @@ class _Connection:
 
 
 class Borrower:
-    """Listens for local frontends and borrows from them: `async with Borrower(path) as borrower`."""
+    """A listener for local frontends that borrows from them: `async with Borrower(path) as borrower`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -143,7 +143,7 @@ class Borrower:
         return len(self._lenders)
 
     def borrow(self, lease: Lease) -> memoryview:
-        """The bytes of a lease. The lease is returned when the last buffer over them is gone.
+        """Return the bytes of a lease. The lease is returned when the last buffer over them is gone.
 
         Raises `ProtocolError` if the segment is unknown, the range is outside it, or the lease is already borrowed.
         """
@@ -250,7 +250,7 @@ def _make_free(path: Path) -> None:
 
 
 def _receive_segment(sock: socket.socket) -> tuple[bytes, Window]:
-    """The segment that a frontend introduces. Closes every received descriptor."""
+    """Return the segment that a frontend introduces. Closes every received descriptor."""
     packet, fds, _, _ = socket.recv_fds(sock, HELLO_BYTES + 1, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     try:
         segment, size = read_hello(packet)

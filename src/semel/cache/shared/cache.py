@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Self
 
 from semel.cache.room import Room
 from semel.cache.shared.arena import Arena, align
-from semel.cache.shared.packing import Head, borrowed_feature, copy_into, heads_of, packed_bytes
+from semel.cache.shared.packing import Head, borrowed_feature, copy_into, packed_bytes, tensor_heads
 from semel.cache.shared.segment import Lease, Segment
 from semel.core import Digest, Feature, Layout, Modality
 
@@ -46,7 +46,7 @@ class Reservation:
         return f"Reservation({self.nbytes:,} bytes from {self.offset:,})"
 
     def view(self) -> memoryview:
-        """The range, writable until the commit."""
+        """Return the range, writable until the commit."""
         if self._exporter is None:
             raise ValueError(f"{self!r} has been committed or released")
         return memoryview(self._exporter).cast("B")
@@ -143,16 +143,16 @@ class SharedCache:
         return f"SharedCache({len(self)} features, {self._nbytes:,} of {self.capacity:,} bytes, {self.leases} leases)"
 
     def fileno(self) -> int:
-        """The segment's descriptor."""
+        """Return the segment's descriptor."""
         return self.segment.fileno()
 
     def nbytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant's ranges, including those that are reserved, or evicted and still being read."""
+        """Return the bytes of a tenant's ranges, including those that are reserved, or evicted and still being read."""
         self._collect()
         return self._room.nbytes_of(tenant)
 
     def get(self, digest: Digest) -> Feature | None:
-        """The feature, which becomes the most recently used."""
+        """Return the feature, which becomes the most recently used."""
         entry = self._find(digest)
         return None if entry is None else entry.feature
 
@@ -163,7 +163,7 @@ class SharedCache:
         """
         if (cached := self.adopt(digest, feature)) is not None:
             return cached
-        heads = heads_of(feature)
+        heads = tensor_heads(feature)
         reservation = self.reserve(packed_bytes(heads), tenant=tenant)
         if reservation is None:
             return feature
@@ -278,7 +278,7 @@ class SharedCache:
         return feature
 
     def _place_of(self, feature: Feature) -> tuple[int, memoryview] | None:
-        """The range of a feature in the segment that has no entry; None if the feature is elsewhere."""
+        """Return the range of a feature in the segment that has no entry; None if the feature is elsewhere."""
         exporter = next((tensor.data.obj for tensor in feature.tensors.values() if tensor.nbytes), None)
         if not isinstance(exporter, ctypes.Array):
             return None
@@ -326,7 +326,7 @@ class SharedCache:
         return offset
 
     def _can_be_in_one_piece(self, nbytes: int, tenant: str) -> bool:
-        """Whether there is a range between what is in use and what other tenants are entitled to."""
+        """Return whether there is a range between what is in use and what other tenants are entitled to."""
         protected = {self._idle[digest].offset for digest in self._room.protected(tenant, nbytes)}
         return self._arena.room_beside(protected | self._stuck) >= nbytes
 

@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 def encode_hello(segment: bytes, size: int) -> bytes:
-    """The first packet, sent with the segment's descriptor."""
+    """Return the first packet, sent with the segment's descriptor."""
     return _HELLO.pack(_MAGIC, segment, size)
 
 
 def read_hello(packet: bytes) -> tuple[bytes, int]:
-    """The id and size of the segment that a peer introduces."""
+    """Return the id and size of the segment that a peer introduces."""
     if len(packet) != HELLO_BYTES or not packet.startswith(_MAGIC):
         raise ProtocolError(f"a peer introduced no segment: its first packet has {len(packet)} bytes")
     _, segment, size = _HELLO.unpack(packet)
@@ -52,13 +52,13 @@ def read_hello(packet: bytes) -> tuple[bytes, int]:
 
 
 def is_same_user(peer: socket.socket) -> bool:
-    """Whether the peer process runs as the same user."""
+    """Return whether the peer process runs as the same user."""
     _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(user == os.geteuid())
 
 
 class Channel:
-    """Sends and receives lease ids without blocking. Ids that find the socket full are sent later, in order."""
+    """A channel of lease ids that never blocks. Ids that find the socket full are sent later, in order."""
 
     def __init__(
         self, sock: socket.socket, *, on_ids: Callable[[tuple[int, ...]], None], on_end: Callable[[], None]

@@ -65,7 +65,7 @@ class Lender:
 
     @property
     def closed(self) -> bool:
-        """Whether lending has ended."""
+        """True if lending has ended."""
         return self._closing
 
     @property

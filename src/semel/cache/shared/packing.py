@@ -17,8 +17,8 @@ __all__ = [
     "Head",
     "borrowed_feature",
     "copy_into",
-    "heads_of",
     "packed_bytes",
+    "tensor_heads",
     "tensor_offsets",
     "with_small_copies",
 ]
@@ -32,7 +32,7 @@ Head = tuple[str, str, tuple[int, ...]]
 
 
 def tensor_offsets(sizes: Iterable[int]) -> tuple[tuple[int, ...], int]:
-    """The offsets of tensors of these sizes, and their total size."""
+    """Return the offsets of tensors of these sizes, and their total size."""
     offsets: list[int] = []
     end = 0
     for size in sizes:
@@ -41,13 +41,13 @@ def tensor_offsets(sizes: Iterable[int]) -> tuple[tuple[int, ...], int]:
     return tuple(offsets), end
 
 
-def heads_of(feature: Feature) -> tuple[Head, ...]:
-    """The heads of a feature's tensors."""
+def tensor_heads(feature: Feature) -> tuple[Head, ...]:
+    """Return the heads of a feature's tensors."""
     return tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
 
 
 def packed_bytes(heads: Sequence[Head]) -> int:
-    """The bytes that these tensors take in one range."""
+    """Return the bytes that these tensors take in one range."""
     return tensor_offsets(_sizes(heads))[1]
 
 
@@ -62,7 +62,7 @@ def copy_into(view: memoryview, feature: Feature) -> None:
 def borrowed_feature(
     view: memoryview, modality: Modality, heads: Sequence[Head], layout: Layout, origin: Origin | None = None
 ) -> Feature:
-    """The feature over a range of memory, without a copy. Its tensors are read-only."""
+    """Return the feature over a range of memory, without a copy. Its tensors are read-only."""
     sizes = _sizes(heads)
     offsets, total = tensor_offsets(sizes)
     if min(sizes, default=0) < 0 or total > view.nbytes:
@@ -79,9 +79,9 @@ def borrowed_feature(
 
 
 def with_small_copies(feature: Feature) -> Feature:
-    """The feature with its small tensors, grids and lengths, in memory of this process.
+    """Return the feature with its small tensors, grids and lengths, in memory of this process.
 
-    They decide what is read of the others. Whoever checks them checks what is used: their lender can no longer change
+    They decide what is read of the others. A check of them is one of what is used: their lender can no longer change
     them.
     """
     tensors = {

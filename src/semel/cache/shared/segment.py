@@ -60,7 +60,7 @@ class Segment:
         return f"Segment({self.id.hex()[:12]}…, {self.size:,} bytes)"
 
     def fileno(self) -> int:
-        """The descriptor, for a process that may write (`pass_fds`)."""
+        """Return the descriptor, for a process that may write (`pass_fds`)."""
         return self._fd
 
     def populate(self, end: int) -> None:
@@ -129,12 +129,12 @@ class Window:
         return len(self._memory)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """A range of the segment."""
+        """Return a range of the segment."""
         self._check(offset, nbytes)
         return memoryview(self._memory)[offset : offset + nbytes]
 
     def borrow(self, lease: Lease, on_release: Callable[[int], object]) -> memoryview:
-        """The range of a lease. Calls `on_release(lease.id)` once, when the last buffer over the range is gone.
+        """Return the range of a lease. Calls `on_release(lease.id)` once, when the last buffer over the range is gone.
 
         Any thread may drop the last buffer, at any point, so `on_release` must only record the id.
         """

@@ -12,13 +12,13 @@ from typing import Any, Final, NoReturn
 from semel.engine.vllm.compat.internals import (
     ENCODER_CACHE,
     GUARDED_WORKER,
-    RECEIVING_WORKER,
+    LAZY_TRANSFER_SCHEDULER,
+    LAZY_TRANSFER_WORKER,
     SCHEDULER,
-    SHIPPING_SCHEDULER,
     encoder_arguments,
     takes_late_items,
 )
-from semel.engine.vllm.compat.names import release_of
+from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED, check_vllm, installed_version
 from semel.engine.vllm.model.encoder_size import check_encoder_cache
 from semel.engine.vllm.model.rendering import check_rendering_flags
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
-    """The flags that name parsers of answers, which are not the engine's but its server's; and all the others."""
+    """Split off the flags that name parsers of answers, which are not the engine's but its server's."""
     parser = _Flags(add_help=False, allow_abbrev=False)
     parser.add_argument("--tool-call-parser", "--tool_call_parser")
     parser.add_argument("--enable-auto-tool-choice", "--enable_auto_tool_choice", action="store_true")
@@ -64,7 +64,7 @@ def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
 
 
 class _Flags(argparse.ArgumentParser):
-    """Tells what is wrong as we do, instead of ending the process."""
+    """A parser of flags that raises an error of semel's, instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         """Raise it."""
@@ -72,7 +72,7 @@ class _Flags(argparse.ArgumentParser):
 
 
 def engine_help() -> str:
-    """All of vLLM's engine flags, as its own parser describes them; its own `--help` shows only their groups."""
+    """Return all of vLLM's engine flags, as its own parser describes them; its own `--help` shows only their groups."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -90,10 +90,10 @@ def parse_engine_flags(
     embedding_tier: TierConfig | None = None,
     metrics: str | None = None,
 ) -> Any:
-    """vLLM's `AsyncEngineArgs` for a model and the flags that followed it on the command line.
+    """Parse the flags that follow a model on the command line into vLLM's `AsyncEngineArgs`.
 
     semel's encoder cache is plugged in unless the flags name another one; its encoder planning only when asked for; its
-    shipping wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
+    lazy transfer wherever semel's worker can stand for vLLM's, unless vLLM's is asked for or the flags name another
     scheduler or worker (the engine switches it off where it saves nothing); its worker on every CPU, unless the flags
     name another one. Grammars are xgrammar's unless the flags say otherwise. `encoder_cache_embeddings` is the size of
     the encoder cache, vLLM's if nothing is said, `embedding_tier` the host's memory behind it, and `metrics` the path
@@ -117,13 +117,13 @@ def parse_engine_flags(
     plugs = encoder_arguments(
         _present(metrics=metrics, embeddings=encoder_cache_embeddings),
         with_scheduler=encoder_planning,
-        with_shipping=not ship_resident_items and takes_late_items(current_platform),
+        with_lazy_transfer=not ship_resident_items and takes_late_items(current_platform),
     )
     _plug_in(arguments, plugs)
     if embedding_tier is not None:
         check_tier(arguments, installed_version())
         arguments.ec_transfer_config = embedding_tier.arguments["ec_transfer_config"]
-    arguments.scheduler_cls = arguments.scheduler_cls or SHIPPING_SCHEDULER  # for what grammars cost, if nothing else
+    arguments.scheduler_cls = arguments.scheduler_cls or LAZY_TRANSFER_SCHEDULER  # it also limits what grammars cost
     if encoder_cache_embeddings is not None and not _has_our_cache(arguments):
         raise ConfigError(
             "--encoder-cache-embeddings sets the size of semel's encoder cache: leave it out, or name no "
@@ -131,12 +131,12 @@ def parse_engine_flags(
         )
     if arguments.worker_cls == "auto" and current_platform.is_cpu():
         # vLLM's dies of seeds there. A worker that takes late items would have the scheduler send them.
-        arguments.worker_cls = GUARDED_WORKER if ship_resident_items else RECEIVING_WORKER
+        arguments.worker_cls = GUARDED_WORKER if ship_resident_items else LAZY_TRANSFER_WORKER
     return arguments
 
 
 def create_config(arguments: Any) -> Any:
-    """vLLM's `VllmConfig` of its `AsyncEngineArgs`. What vLLM refuses of it is for the operator to change."""
+    """Create vLLM's `VllmConfig` of its `AsyncEngineArgs`. What vLLM refuses is a `ConfigError`."""
     from vllm.usage.usage_lib import UsageContext
 
     with configuration_refusals(arguments):
@@ -160,7 +160,7 @@ def configuration_refusals(arguments: Any) -> Iterator[None]:
 
 def check_planning(version: str) -> None:
     """Refuse to plan the encoder of a vLLM whose scheduler tells a step's inputs in another form."""
-    if release_of(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
+    if to_release(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
         raise ConfigError(
             f"--encoder-planning needs vLLM {PLANNING_SINCE}, and {version} is installed: its scheduler does not know "
             "the items that repeat in a step. Install it, or leave the flag out"
@@ -168,7 +168,7 @@ def check_planning(version: str) -> None:
 
 
 def check_parallel(arguments: Any) -> None:
-    """One worker embeds one engine; of a data-parallel group, one rank."""
+    """Refuse several engines: one worker embeds one, or one rank of a data-parallel group."""
     size = arguments.data_parallel_size
     if size > 1 and arguments.data_parallel_rank is None:
         raise ConfigError(
@@ -187,7 +187,7 @@ def check_runner(runner: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What vLLM says, without the values that pydantic shows with it."""
+    """Return what vLLM says, without the values that pydantic shows with it."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
@@ -217,14 +217,14 @@ def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
         merged = {**plugs["ec_manager_config"]["manager_config"], **(config.get("manager_config") or {})}
         arguments.ec_manager_config = {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": merged}
     has_no_worker = arguments.worker_cls == "auto"
-    if arguments.scheduler_cls is None and (has_no_worker or plugs.get("scheduler_cls") != SHIPPING_SCHEDULER):
+    if arguments.scheduler_cls is None and (has_no_worker or plugs.get("scheduler_cls") != LAZY_TRANSFER_SCHEDULER):
         arguments.scheduler_cls = plugs.get("scheduler_cls")
-    if has_no_worker and arguments.scheduler_cls in (SCHEDULER, SHIPPING_SCHEDULER):
+    if has_no_worker and arguments.scheduler_cls in (SCHEDULER, LAZY_TRANSFER_SCHEDULER):
         arguments.worker_cls = plugs.get("worker_cls", "auto")
 
 
 def _present(**settings: Any) -> dict[str, Any]:
-    """Those settings about which something is said."""
+    """Return those settings about which something is said."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -233,7 +233,7 @@ def _has_our_cache(arguments: Any) -> bool:
 
 
 def _as_mapping(config: Any) -> Mapping[str, Any]:
-    """The flag's value, which vLLM's parser has made an object of its own or left as it was."""
+    """Return the flag's value, which vLLM's parser has made an object of its own or left as it was."""
     if config is None or isinstance(config, Mapping):
         return config or {}
     return {name: getattr(config, name, None) for name in ("encoder_cache_manager_cls", "manager_config")}

@@ -4,7 +4,7 @@ The order of three things is kept: a submission is validated, its items go into 
 (`request_intake`). vLLM mirrors that cache in its engine core and trusts both copies to see the same order, so the last
 two happen under one lock; and since a request that vLLM refuses after its items went in would leave the copies apart,
 vLLM's own validation and admission run before. Should they be apart all the same, the engine core gives up on a request
-that refers to what it lacks; that is told as `FeatureMissing`, and the same request with its features brings them
+that refers to what it lacks; that is raised as `FeatureMissing`, and the same request with its features brings them
 together.
 """
 
@@ -25,14 +25,14 @@ from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
 from semel.engine.vllm.compat.internals import skip_grammar_checks, takes_seeds
-from semel.engine.vllm.contract import contract_of
+from semel.engine.vllm.contract import build_contract
 from semel.engine.vllm.grammars.content import client_outputs, constrained_field
 from semel.engine.vllm.grammars.limits import GrammarLimits
 from semel.engine.vllm.grammars.trial import Grammars
 from semel.engine.vllm.model.encoder_size import log_encoder_cache
 from semel.engine.vllm.model.identity import encoder_identity
 from semel.engine.vllm.model.model import VllmModel
-from semel.engine.vllm.model.rendering import aliases_of
+from semel.engine.vllm.model.rendering import model_aliases
 from semel.engine.vllm.model.self_test import SelfTest
 from semel.engine.vllm.requests.intake import RequestIntake
 from semel.engine.vllm.requests.item_builder import ItemBuilder
@@ -42,8 +42,8 @@ from semel.engine.vllm.requests.parsing import AnswerReader, ParserFlags, Parser
 from semel.engine.vllm.requests.progress import StepCounter, kill_processes
 from semel.engine.vllm.requests.sampling import Defaults, refusals, refuse_extra_args, sampling_params
 from semel.engine.vllm.requests.stream import VllmStream, failures
-from semel.engine.vllm.tier.arrival_params import set_arrivals
 from semel.engine.vllm.tier.host import HostTier
+from semel.engine.vllm.tier.prefetch_params import set_prefetched
 from semel.engine.vllm.warmup import ONE_TOKEN, SHORT_PROMPT, Warmup
 from semel.errors import (
     FeatureRejected,
@@ -54,7 +54,7 @@ from semel.fairness.turns import EngineWindow
 from semel.processing import find_folder
 from semel.processing.processor import ProcessorKind, load_processor
 
-__all__ = ["VllmEngine", "VllmStream", "window_of"]
+__all__ = ["VllmEngine", "VllmStream", "engine_window"]
 
 _NO_PARSERS: Final = ParserFlags()
 _GRAMMAR_LIMITS: Final = GrammarLimits()
@@ -86,7 +86,7 @@ class VllmEngine:
         compiling = None if model.is_encoder_decoder else self._compile  # no prompt without an item
         self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars, compiling)
         self._compiling = itertools.count()
-        self._defaults = Defaults.of(llm.model_config)
+        self._defaults = Defaults.from_config(llm.model_config)
         self._takes_seeds = takes_seeds(llm.vllm_config)
         self._steps = StepCounter(llm)
         self._order = asyncio.Lock()
@@ -121,7 +121,7 @@ class VllmEngine:
                 stat_loggers=stat_loggers(arguments),
             )
         log_encoder_cache(llm)
-        names = aliases_of(arguments)
+        names = model_aliases(arguments)
         return cls.embed(llm, processor=processor, parsers=parsers, grammars=grammars, aliases=names)
 
     @classmethod
@@ -138,21 +138,21 @@ class VllmEngine:
 
         `aliases` are names that clients may call the model by besides the one that vLLM has.
         """
-        model = VllmModel.of(llm)
-        item_cache = ItemCache.of(llm)
+        model = VllmModel.from_llm(llm)
+        item_cache = ItemCache.from_llm(llm)
         folder = find_folder(llm.model_config.model, model.target.rendering)
         loaded = load_processor(processor, folder, model.target)
-        contract = contract_of(llm, model, loaded, folder, parsers, cache_bytes=item_cache.capacity, aliases=aliases)
+        contract = build_contract(llm, model, loaded, folder, parsers, cache_bytes=item_cache.capacity, aliases=aliases)
         verdict = SelfTest(loaded, model.processor, model, contract).run()
         contract = verdict.admitted(contract)
-        tier = HostTier.of(llm.vllm_config)
+        tier = HostTier.from_config(llm.vllm_config)
         if tier is not None:
             tier.identify = partial(encoder_identity, llm.vllm_config, folder)
-        return cls(llm, model, contract, item_cache, Parsers.of(llm, parsers), grammars, verdict.features, tier)
+        return cls(llm, model, contract, item_cache, Parsers.from_llm(llm, parsers), grammars, verdict.features, tier)
 
     @property
     def contract(self) -> Contract:
-        """What this engine expects."""
+        """The features and prompts that this engine expects."""
         return self._contract
 
     @property
@@ -162,7 +162,7 @@ class VllmEngine:
 
     @property
     def item_cache(self) -> ItemCache:
-        """What vLLM's item cache holds, and its totals."""
+        """vLLM's item cache, as this process mirrors it, and its totals."""
         return self._items
 
     @property
@@ -172,7 +172,7 @@ class VllmEngine:
 
     @property
     def grammars(self) -> Grammars:
-        """What became of the schemas and grammars of requests."""
+        """The trial of the schemas and grammars of requests."""
         return self._grammars
 
     @property
@@ -182,8 +182,8 @@ class VllmEngine:
 
     @property
     def window(self) -> EngineWindow:
-        """What vLLM takes at a time."""
-        return window_of(self._llm.vllm_config)
+        """The sequences and tokens that vLLM takes at a time."""
+        return engine_window(self._llm.vllm_config)
 
     def count_items(self, queries: int, hits: int) -> None:
         """Count lookups of the item cache in vLLM's own counters."""
@@ -206,11 +206,11 @@ class VllmEngine:
         await Warmup(self, self._samples, self._delivery, grammars, self._tier).run()
 
     def holds(self, digest: Digest) -> bool:
-        """Whether vLLM's item cache holds the item."""
+        """Return whether vLLM's item cache holds the item."""
         return digest in self._items
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of an item that is held."""
+        """Return what is known of an item that is held."""
         return self._items.holding(digest)
 
     def watch(self, watcher: ItemCacheWatcher) -> None:
@@ -222,17 +222,17 @@ class VllmEngine:
         self._grammars.see(submission)
         if constrained_field(submission) is None:
             return submission
-        return _Prepared.of(submission, *await self._prepared(submission))
+        return _Prepared.from_submission(submission, *await self._prepared(submission))
 
     async def submit(self, submission: Submission) -> VllmStream:
-        """Check a submission and hand it to vLLM. Its arrivals are the engine's from here on, also if this raises."""
-        if self._tier is None or not submission.arrivals:
+        """Check a submission and submit it to vLLM. It owns its prefetched outputs from then on, even on errors."""
+        if self._tier is None or not submission.prefetched_outputs:
             return await self._submit(submission)
-        self._tier.submit(submission.arrivals)
+        self._tier.submit(submission.prefetched_outputs)
         try:
             return await self._submit(submission)
         except BaseException:
-            self._tier.end(submission.arrivals)
+            self._tier.end(submission.prefetched_outputs)
             raise
 
     async def _submit(self, submission: Submission) -> VllmStream:
@@ -242,7 +242,7 @@ class VllmEngine:
             params, reader = submission.params, submission.reader
         else:
             params, reader = await self._prepared(submission)
-        set_arrivals(params, () if self._tier is None else submission.arrivals)
+        set_prefetched(params, () if self._tier is None else submission.prefetched_outputs)
         options: dict[str, Any] = {
             "trace_headers": None if submission.trace is None else submission.trace.headers,
             "priority": submission.priority,
@@ -256,14 +256,14 @@ class VllmEngine:
         stream = VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
         if params.structured_outputs is not None:
             stream.form = constrained_field(submission) or "structured_outputs"
-        if self._tier is not None and submission.arrivals:
-            stream.on_close = partial(self._tier.end, submission.arrivals)
+        if self._tier is not None and submission.prefetched_outputs:
+            stream.on_close = partial(self._tier.end, submission.prefetched_outputs)
         return stream
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
         items = {digest: feature}
-        submission = Submission(f"inject-{digest.hex()}", self._delivery.prompt_of(items), items, ONE_TOKEN)
+        submission = Submission(f"inject-{digest.hex()}", self._delivery.shortest_prompt(items), items, ONE_TOKEN)
         with failures():
             try:
                 prompt = (await self._builder.build(submission)).prompt
@@ -297,7 +297,7 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown)
 
     async def _prepared(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
-        """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done beside the loop."""
+        """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done in a thread."""
         if constrained_field(submission) is None:
             return self._params(submission)
         params, reader = await asyncio.to_thread(self._params, submission)
@@ -310,7 +310,7 @@ class VllmEngine:
         params = sampling_params({"max_tokens": 1})
         params.structured_outputs = outputs
         skip_grammar_checks(params)
-        stream = await self.submit(_Prepared.of(submission, params, None))
+        stream = await self.submit(_Prepared.from_submission(submission, params, None))
         try:
             async for _ in stream:
                 pass
@@ -348,7 +348,7 @@ class VllmEngine:
                 self._prefix_era = secrets.token_hex(8)
 
     def _salt(self, cache_salt: str | None) -> str | None:
-        """The salt under which vLLM keeps prefixes.
+        """Return the salt under which vLLM keeps prefixes.
 
         vLLM cannot forget prefixes while requests run, short of running these again from their start; and it dies of
         that if it has dropped the tensors of an item because a prefix covered it. So prefixes of before a reset with
@@ -368,13 +368,13 @@ class _Prepared(Submission):
     reader: AnswerReader | None = None
 
     @classmethod
-    def of(cls, submission: Submission, params: Any, reader: AnswerReader | None) -> Self:
+    def from_submission(cls, submission: Submission, params: Any, reader: AnswerReader | None) -> Self:
         values = {field.name: getattr(submission, field.name) for field in fields(Submission)}
         return cls(**values, params=params, reader=reader)
 
 
-def window_of(config: Any) -> EngineWindow:
-    """What an engine with this configuration of vLLM's takes at a time."""
+def engine_window(config: Any) -> EngineWindow:
+    """Return what an engine with this configuration of vLLM's takes at a time."""
     scheduler = config.scheduler_config
     return EngineWindow(
         sequences=scheduler.max_num_active_seqs or scheduler.max_num_seqs,

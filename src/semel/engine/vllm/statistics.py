@@ -22,7 +22,7 @@ _PREFIX: Final = "vllm:"
 
 
 class NoStatistics(PrometheusStatLogger):  # type: ignore[misc]
-    """Records nothing. An engine core with any logger of statistics reports every step.
+    """A logger that records nothing. An engine core with any logger of statistics reports every step.
 
     It is of vLLM's class for Prometheus because vLLM adds that one wherever there is none.
     """
@@ -41,11 +41,11 @@ class NoStatistics(PrometheusStatLogger):  # type: ignore[misc]
         """Drop it."""
 
     def log_engine_initialized(self) -> None:
-        """Nothing to tell."""
+        """Log nothing."""
 
 
 def stat_loggers(arguments: Any) -> list[type[NoStatistics]]:
-    """What to add to vLLM's own loggers of statistics for an engine with these `AsyncEngineArgs`."""
+    """Return what to add to vLLM's own loggers of statistics for an engine with these `AsyncEngineArgs`."""
     return [NoStatistics] if arguments.disable_log_stats else []
 
 

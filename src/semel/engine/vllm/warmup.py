@@ -25,13 +25,13 @@ ONE_TOKEN: Final[Mapping[str, object]] = {"max_tokens": 1}
 SHORT_PROMPT: Final = Prompt((0,) * 8, Timeline.decoder(()), ())  # one of a single token ends Qwen3.5 on a CPU
 _SCHEMA: Final = '{"type": "boolean"}'
 _ATTEMPTS: Final = 2
-"""The shelf may learn only from an output how wide one is, and save the next."""
+"""The host cache may learn only from an output how wide one is, and save the next."""
 
 logger = logging.getLogger(__name__)
 
 
 class Warmup:
-    """Has an engine encode."""
+    """The warm-up of an engine's encoder."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Warmup:
         self._tier.begin()
 
     async def _probe(self, tier: HostTier, modality: Modality, feature: Feature) -> bytes | None:
-        """The hash of what the encoder made of a sample; None if it was not saved."""
+        """Return the hash of what the encoder made of a sample; None if it was not saved."""
         probe = None
         for _ in range(_ATTEMPTS):
             await self._generate(modality, feature)
@@ -81,7 +81,7 @@ class Warmup:
     async def _generate(self, modality: Modality, feature: Feature) -> None:
         """Generate a token from an item: if the engine dies of that, it dies before it is ready."""
         items = {_digest(modality): feature}
-        submission = Submission(f"warm-{modality}", self._delivery.prompt_of(items), items, ONE_TOKEN)
+        submission = Submission(f"warm-{modality}", self._delivery.shortest_prompt(items), items, ONE_TOKEN)
         try:
             async for _ in await self._engine.submit(submission):
                 pass
@@ -110,11 +110,11 @@ def _digest(modality: Modality) -> Digest:
 
 
 def _hash(tier: HostTier, modality: Modality) -> bytes | None:
-    shelved = tier.shelved(_digest(modality))
-    if shelved is None:
+    cached_output = tier.cached_output(_digest(modality))
+    if cached_output is None:
         return None
-    probe = hash_parts([modality.encode(), repr(shelved.form).encode(), *shelved.buffers]).digest()
-    return probe if shelved.is_intact() else None
+    probe = hash_parts([modality.encode(), repr(cached_output.form).encode(), *cached_output.buffers]).digest()
+    return probe if cached_output.is_intact() else None
 
 
 def _joined(probes: list[bytes | None]) -> bytes | None:

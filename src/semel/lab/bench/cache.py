@@ -24,7 +24,7 @@ from struct import Struct
 from time import perf_counter, thread_time_ns
 from typing import Any, Final, Self
 
-from semel.cache import Borrower, Cache, Lease, Lender, LruCache, SharedCache, borrowed_feature, heads_of
+from semel.cache import Borrower, Cache, Lease, Lender, LruCache, SharedCache, borrowed_feature, tensor_heads
 from semel.core import Digest, Feature, Layout, Tensor
 from semel.lab.bench.report import Check, Report, describe_machine
 from semel.lab.bench.timing import Compared, compare, time_s
@@ -229,7 +229,7 @@ async def _borrow_all(path: Path) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     incoming, outgoing = sys.stdin.fileno(), sys.stdout.fileno()
     described = _feature(_FEATURE_BYTES)
-    heads, layout = heads_of(described), described.layout
+    heads, layout = tensor_heads(described), described.layout
 
     def take() -> None:
         started_ns = thread_time_ns()

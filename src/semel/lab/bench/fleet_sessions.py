@@ -28,7 +28,7 @@ from semel.lab.bench.settings import FleetOptions
 from semel.wire.events import Admitted
 from semel.wire.limits import Deadlines
 from semel.wire.zmq import FrontendLink, LoopBudget, Peer, WorkerListener, link_context
-from semel.worker.news import Load, News
+from semel.worker.cache_updates import CacheUpdates, Load
 from semel.worker.publisher import Publisher
 
 __all__ = ["BENCH_CONTRACT", "BENCH_KEY", "measure_sessions"]
@@ -51,7 +51,7 @@ _MAX_S: Final = 600.0
 _SETTLE_S: Final = _DEADLINES.active_s + 2.0
 _ROUNDS: Final = 20
 _ROUND_S: Final = 0.3
-"""Longer than the time between two rounds of news."""
+"""Longer than the time between two rounds of updates."""
 
 _MAX_IDLE: Final = 3.0
 _MAX_TELLING_US: Final = 20.0
@@ -117,7 +117,7 @@ class _Worker:
     async def _serve(self) -> None:
         address, deadlines = "tcp://127.0.0.1:*", _DEADLINES
         async with WorkerListener(address, key=BENCH_KEY, contract=BENCH_CONTRACT, deadlines=deadlines) as listener:
-            self.publisher = Publisher(listener, News())
+            self.publisher = Publisher(listener, CacheUpdates())
             for digest, info in self.items.items():
                 self.publisher.hold(digest, info)
             self.address = listener.address
@@ -198,7 +198,7 @@ async def _measure(
         resets = worker.admitted - sessions
         tell(f"{sessions:,} sessions, idle")
         idle, io = await _idle(worker, options.seconds)
-        tell(f"{sessions:,} sessions, {_ROUNDS} rounds of news")
+        tell(f"{sessions:,} sessions, {_ROUNDS} rounds of updates")
         telling = asyncio.run_coroutine_threadsafe(worker.tell_loads(_ROUNDS), worker.loop)
         telling_s = await asyncio.wrap_future(telling) - idle * _ROUNDS * _ROUND_S
         for task in tasks:

@@ -62,7 +62,7 @@ class SimulateSettings:
         help=f"What happens: a kind and its values, as join:at_s=5. Kinds: {_FAULTS}.",
         group="Measurement",
     )
-    news_s: float | None = flag(
+    announce_interval_s: float | None = flag(
         None,
         "announce-interval-s",
         help="Seconds between two reports of a worker to all frontends, with --level decisions.",
@@ -142,7 +142,7 @@ def _decisions(settings: SimulateSettings, costs: Costs, *, is_round_robin: bool
         settings.frontends,
         settings.workers,
         processes=settings.processes,
-        news_s=settings.news_s,
+        announce_interval_s=settings.announce_interval_s,
         eject_after=settings.eject_after,
     )
     figures = Figures()

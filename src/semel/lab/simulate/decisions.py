@@ -66,7 +66,7 @@ class Decisions:
         self._is_round_robin = is_round_robin
         self._asks: Iterator[Ask] | None = workload.asks(Random(f"{seed}/asks"))
         self._rng = Random(f"{seed}/fleet")
-        self._news_s = sizes.interval_s
+        self._announce_interval_s = sizes.interval_s
         joiners = [fault for fault in faults if isinstance(fault, Join)]
         workers = sizes.workers + len(joiners)
         self._view = FleetView(workers, balance)
@@ -74,7 +74,7 @@ class Decisions:
             FrontendView(sizes.feature_cache_bytes, sizes.processes, self._health() if faults else None)
             for _ in range(sizes.frontends)
         ]
-        phases = (self._rng.random() * self._news_s for _ in range(workers))
+        phases = (self._rng.random() * self._announce_interval_s for _ in range(workers))
         self._workers = [ModelledWorker(n, phase, sizes.engine.item_bytes) for n, phase in enumerate(phases)]
         self._jobs: dict[Job, ModelledRequest] = {}
         self._remakes = Remakes(self.figures.extra)
@@ -239,7 +239,7 @@ class Decisions:
 
     def _begin(self, request: ModelledRequest) -> None:
         """The engine has all that it needs: it takes the request, and the frontend is told what it holds now."""
-        worker, news = request.worker, self._view.news
+        worker, updates = request.worker, self._view.updates
         if request not in worker.requests:
             return
         for digest, item in request.digests.items():
@@ -247,9 +247,9 @@ class Decisions:
             if worker.items.get(digest) is None:
                 evicted = worker.items.put(digest, item)
                 if digest in worker.items:
-                    news.hold(worker.number, digest)
+                    updates.hold(worker.number, digest)
                 for gone in evicted:
-                    news.drop(worker.number, gone)
+                    updates.drop(worker.number, gone)
         request.arrive()
         self.figures.to_frontends["Accepted"].count(1, _ACCEPTED)
         self._tell_at_once(request)
@@ -306,20 +306,20 @@ class Decisions:
         serving = self._view.serving
         return serving.bit_count() > 1 or name_of(serving.bit_length() - 1) != name
 
-    # News.
+    # Cache updates.
 
     def _tell_at_once(self, request: ModelledRequest) -> None:
         worker = request.worker
         self._view.tell_one(request.frontend, worker.number, len(worker.requests))
-        if self._news_s <= AT_ONCE_S:
+        if self._announce_interval_s <= AT_ONCE_S:
             self._announce(worker)
         self._tell_soon(worker)
 
     def _tell_soon(self, worker: ModelledWorker) -> None:
         if not worker.telling:
             worker.telling = True
-            ticks = int((self.kernel.now - worker.phase_s) / self._news_s) + 1
-            self.kernel.at(worker.phase_s + ticks * self._news_s, self._tell, worker)
+            ticks = int((self.kernel.now - worker.phase_s) / self._announce_interval_s) + 1
+            self.kernel.at(worker.phase_s + ticks * self._announce_interval_s, self._tell, worker)
 
     def _tell(self, worker: ModelledWorker) -> None:
         worker.telling = False

@@ -17,13 +17,13 @@ from semel.lab.simulate.workload import Ask, Item, digest_of
 __all__ = ["AT_ONCE_S", "ModelledRequest", "ModelledWorker", "Remakes", "SilentHealth", "Sizes"]
 
 AT_ONCE_S: Final = 0.02
-"""With news as often as this, workers tell everybody of items as soon as they have them."""
+"""With updates as often as this, workers tell everybody of items as soon as they have them."""
 
 _CLAIM_S: Final = 0.25
 """For work that takes less, waiting for somebody else who does it does not pay."""
 
 _FEW_FRONTENDS: Final = 4
-_NEWS_S: Final = 0.25
+_ANNOUNCE_INTERVAL_S: Final = 0.25
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Sizes:
     """Of a frontend's pool."""
 
     feature_cache_bytes: int = 1 << 30
-    news_s: float | None = None
+    announce_interval_s: float | None = None
     """How often workers tell everybody what has changed; by default as shipped."""
 
     eject_after: int = 3
@@ -45,7 +45,7 @@ class Sizes:
     @property
     def interval_s(self) -> float:
         """How often workers tell everybody."""
-        return self.news_s or (AT_ONCE_S if self.frontends <= _FEW_FRONTENDS else _NEWS_S)
+        return self.announce_interval_s or (AT_ONCE_S if self.frontends <= _FEW_FRONTENDS else _ANNOUNCE_INTERVAL_S)
 
 
 class ModelledWorker:

@@ -134,7 +134,7 @@ def _once(answered: Sequence[Question], before: Scrape | None, after: Scrape | N
         "preprocessed": processed,
         "encoded": after.total(metrics.ENCODER_PLANNED) - before.total(metrics.ENCODER_PLANNED),
         "evicted": after.total(metrics.ENCODER_CACHE_EVICTIONS) - before.total(metrics.ENCODER_CACHE_EVICTIONS),
-        "left out of shipping, MB": left_out / 1e6,
+        "left out by lazy transfer, MB": left_out / 1e6,
     }
     lines = tuple(f"{name}: {value:g}" for name, value in figures.items())
     summary = f"{len(items)} items were preprocessed {processed:g} times"

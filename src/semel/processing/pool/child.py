@@ -36,12 +36,12 @@ from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Assemble,
     Assembled,
+    ClipPieces,
     Cut,
     Description,
     Detokenize,
     Drop,
     Dropped,
-    Heard,
     Load,
     Made,
     Offer,
@@ -52,14 +52,14 @@ from semel.processing.pool.pipe import (
     Write,
     decode_order,
     encode,
-    failure_of,
-    heard_of,
-    made_of,
-    payload_of,
+    encode_error,
+    encode_feature,
+    encode_pieces,
+    feature_payload,
     read_header,
     write,
 )
-from semel.processing.pool.prompts import assembled_of, decode_prompt, payload_of_assembly
+from semel.processing.pool.prompts import decode_prompt, encode_assembly, payload_of_assembly
 from semel.processing.pool.text import text_answer
 from semel.processing.probes import run_probes
 from semel.processing.processor import Processor, load_processor
@@ -110,7 +110,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         # The probes run inside: what they show of the decoders is then true of what clients send.
         description = Description.of(processor, vocabulary, _probes(load, processor))
     except Exception as error:  # noqa: BLE001 the edge of the process
-        pipe.sendall(encode(failure_of(_ours(error, load))))
+        pipe.sendall(encode(encode_error(_ours(error, load))))
         return
     pipe.sendall(encode(Ready(description, sandbox)))
     while True:
@@ -221,7 +221,7 @@ def _answer(
         made = _described(work.item, result)
         head = encode(made, made.payload_bytes)
     except Exception as error:  # noqa: BLE001 the edge of the process
-        failed = failure_of(_ours(error, load))
+        failed = encode_error(_ours(error, load))
     else:
         if isinstance(result, Pieces):
             _send_pieces(pipe, Offer(work.item, made.payload_bytes), head, result)
@@ -236,10 +236,10 @@ def _answer(
     return not last
 
 
-def _described(item: int, result: Feature | Pieces | Assembly) -> Made | Heard | Assembled:
+def _described(item: int, result: Feature | Pieces | Assembly) -> Made | ClipPieces | Assembled:
     if isinstance(result, Pieces):
-        return heard_of(item, result)
-    return assembled_of(item, result) if isinstance(result, Assembly) else made_of(item, result)
+        return encode_pieces(item, result)
+    return encode_assembly(item, result) if isinstance(result, Assembly) else encode_feature(item, result)
 
 
 def _answer_text(
@@ -250,7 +250,7 @@ def _answer_text(
         answer, data = text_answer(EngineTokenizer(processor.tokenizer), work, payload)
         head = encode(answer, len(data))
     except Exception as error:  # noqa: BLE001 the edge of the process
-        pipe.sendall(encode(failure_of(_ours(error, load))))
+        pipe.sendall(encode(encode_error(_ours(error, load))))
     else:
         pipe.sendall(head)
         pipe.sendall(data)
@@ -268,7 +268,7 @@ def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory
         pipe.sendall(encode(write(made, feature, memory.view(0, made.tensor_bytes))))
         return
     pipe.sendall(head)
-    for piece in payload_of(made, feature):
+    for piece in feature_payload(made, feature):
         pipe.sendall(piece)
 
 

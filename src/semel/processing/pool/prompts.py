@@ -13,7 +13,7 @@ from semel.processing.pool.pipe import Assembled
 from semel.wire.layout_runs import layouts_of, runs_of
 from semel.wire.messages import Runs
 
-__all__ = ["assembled_of", "assembly_of", "decode_prompt", "encode_prompt", "payload_of_assembly"]
+__all__ = ["decode_assembly", "decode_prompt", "encode_assembly", "encode_prompt", "payload_of_assembly"]
 
 
 class _Prompt(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +44,7 @@ def decode_prompt(payload: bytes) -> tuple[list[int], list[tuple[Modality, Layou
         raise ProtocolError("a pool process got what is not a prompt") from error
 
 
-def assembled_of(item: int, assembly: Assembly) -> Assembled:
+def encode_assembly(item: int, assembly: Assembly) -> Assembled:
     """What to say of an assembled prompt."""
     return Assembled(item, len(assembly.token_ids), len(assembly.places))
 
@@ -54,7 +54,7 @@ def payload_of_assembly(assembly: Assembly) -> bytes:
     return pack_token_ids([*assembly.token_ids, *(number for place in assembly.places for number in place)])
 
 
-def assembly_of(assembled: Assembled, payload: memoryview) -> Assembly:
+def decode_assembly(assembled: Assembled, payload: memoryview) -> Assembly:
     """The assembled prompt in a payload."""
     numbers = unpack_token_ids(bytes(payload))
     token_ids, rest = numbers[: assembled.tokens], numbers[assembled.tokens :]

@@ -1,6 +1,6 @@
 """vLLM's flags, read from its source: importing its parser takes ten seconds, and a typo should not.
 
-Every flag that the source names is known by its spellings. What its values must be is told only where the source says
+Every flag that the source names is known by its spellings. Its values are checked only where the source says
 so plainly: a type, a choice, a bound. Everything else is left to vLLM's own parser.
 """
 
@@ -59,7 +59,7 @@ class FlagSource:
 
     @classmethod
     def installed(cls) -> Self | None:
-        """Those of the vLLM that is installed; None if there is none."""
+        """Return those of the vLLM that is installed; None if there is none."""
         tree = SourceTree.installed("vllm")
         return None if tree is None else cls(tree)
 
@@ -69,7 +69,7 @@ class FlagSource:
         return tuple(self._calls)
 
     def flag(self, spelling: str) -> EngineFlag:
-        """One of them. What its values must be is looked up now: in all, that reads sixty files."""
+        """Return one flag. Its values are looked up now: for all flags, that reads sixty files."""
         call, code = self._calls[spelling]
         own = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
         if "action" in own:
@@ -87,7 +87,7 @@ class FlagSource:
         return self._declared(_spellings(call), groups[fields[0][0]], fields[0][1], is_text=fields[0] in _changed(code))
 
     def parsers(self, spelling: str) -> tuple[str, ...]:
-        """The parsers that vLLM has for a flag that names one; none if that is not known."""
+        """Return the parsers that vLLM has for a flag that names one; none if that is not known."""
         module, _, table = _TABLES[spelling].rpartition(".")
         match self._tree.locate(module, table):
             case _, (ast.Assign(value=ast.Dict(keys=keys)) | ast.AnnAssign(value=ast.Dict(keys=keys))):
@@ -95,7 +95,7 @@ class FlagSource:
         return ()
 
     def _declared(self, spellings: tuple[str, ...], kind: str, name: str, *, is_text: bool) -> EngineFlag:
-        """What the field of a configuration class says of its flag. `is_text`: its type is changed by hand."""
+        """Return what the field of a configuration class says of its flag. `is_text`: its type is changed by hand."""
         home = self._tree.locate(_ARGUMENTS, kind)
         found = self._tree.find(_ARGUMENTS, f"{kind}.{name}")
         if home is None or found is None or not isinstance(found.code, ast.AnnAssign):
@@ -107,7 +107,7 @@ class FlagSource:
 
 
 def server_flags(tree: SourceTree) -> dict[str, FlagKind]:
-    """The flags of vLLM's server parser that are not its engine's, by their spellings; none if there is no such source.
+    """List the flags of vLLM's server parser that are not its engine's, by their spellings; none without such a source.
 
     Most are the fields of a class, whose names the parser spells with dashes; the others it adds itself.
     """
@@ -140,7 +140,7 @@ def _spellings(call: ast.Call) -> tuple[str, ...]:
 
 
 def _groups(code: ast.AST) -> dict[str, str]:
-    """The configuration classes whose fields a local name has the keywords of: `model_kwargs` → `ModelConfig`."""
+    """Map local names to the configuration classes whose fields they have: `model_kwargs` → `ModelConfig`."""
     groups = {}
     for node in ast.walk(code):
         match node:
@@ -152,7 +152,7 @@ def _groups(code: ast.AST) -> dict[str, str]:
 
 
 def _changed(code: ast.AST) -> set[tuple[str, str]]:
-    """The fields whose keywords are changed by hand: what their values must be is not known."""
+    """Return the fields whose keywords are changed by hand: what their values must be is not known."""
     found = set()
     for node in ast.walk(code):
         match node:
@@ -175,7 +175,7 @@ def _is_switch(node: ast.expr) -> bool:
 
 
 def _atoms(tree: SourceTree, module: str, node: ast.AST, depth: int = 0) -> list[tuple[str, Any]]:
-    """What a type is a union of: names of types, and literals with their values."""
+    """Return what a type is a union of: names of types, and literals with their values."""
     match node:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return [*_atoms(tree, module, left, depth), *_atoms(tree, module, right, depth)]
@@ -207,7 +207,7 @@ def _named(tree: SourceTree, module: str, name: str, depth: int) -> list[tuple[s
 
 
 def _kind(atoms: Sequence[tuple[str, Any]]) -> tuple[FlagKind, tuple[str, ...]]:
-    """What vLLM's parser makes of such a type, by the same precedence; text where that is not certain."""
+    """Return what vLLM's parser makes of such a type, by the same precedence; text where that is not certain."""
     names = {name for name, _ in atoms}
     if "dataclass" in names:
         return "json", ()

@@ -22,23 +22,24 @@ __all__ = [
     "CORE_BINDING",
     "ENCODER_CACHE",
     "GUARDED_WORKER",
+    "LAZY_TRANSFER_SCHEDULER",
+    "LAZY_TRANSFER_WORKER",
     "LOGGING_CONFIG",
-    "RECEIVING_WORKER",
     "SCHEDULER",
-    "SHIPPING_SCHEDULER",
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
     "add_validated",
     "communicator_segments",
     "core_pids",
+    "default_worker",
     "drop_encoder_outputs",
     "dropped_rows",
     "encode_sample",
     "encoder_arguments",
     "encoder_runner",
+    "find_mirror",
     "forget_prefix",
     "item_size",
-    "mirror_of",
     "num_embeds",
     "pause_after_large",
     "received_features",
@@ -52,15 +53,14 @@ __all__ = [
     "watch_calls",
     "watch_removals",
     "watch_steps",
-    "worker_of",
 ]
 
 ENCODER_CACHE: Final = "semel.engine.vllm.plugins.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_scheduler"
-SHIPPING_SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_shipping_scheduler"
-RECEIVING_WORKER: Final = "semel.engine.vllm.plugins.worker.ReceivingWorker"
+LAZY_TRANSFER_SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_lazy_transfer_scheduler"
+LAZY_TRANSFER_WORKER: Final = "semel.engine.vllm.plugins.worker.LazyTransferWorker"
 GUARDED_WORKER: Final = "semel.engine.vllm.plugins.worker.GuardedWorker"
-"""The same without shipping."""
+"""The same without lazy transfer."""
 
 CORE_BINDING: Final = "VLLM_CPU_OMP_THREADS_BIND"
 """The variable that says to which cores each process of an engine is bound: `0-3|4-7`, `auto` or `nobind`."""
@@ -72,7 +72,7 @@ SOCKET_FOLDER: Final = "VLLM_RPC_BASE_PATH"
 """The environment variable that says where vLLM's processes put the sockets between them."""
 
 SOCKET_NAME_CHARS: Final = 37
-"""What vLLM adds to that folder: a slash and a UUID."""
+"""Characters that vLLM adds to that folder: a slash and a UUID."""
 
 _COLLECTIVE: Final = "collective_rpc"
 _MIRRORED: Final = "LruKeyReplicatedSenderCache"
@@ -81,7 +81,7 @@ _ABORT_AT_ONCE: Final = "abort_immediately"
 _MIRROR_PARTS: Final = ("_on_remove", "clear", "maxsize")
 
 _FIRST_RUNNER: Final = ("_execute_mm_encoder", "_cache_encoder_output", "encoder_cache", "requests", "mm_budget")
-"""What the guard of the encoder's outputs needs of vLLM's first model runner."""
+"""Names of vLLM's first model runner that the guard of the encoder's outputs needs."""
 
 _SECOND_RUNNER: Final = ("prepare_mm_inputs", "execute_mm_encoder", "encoder_cache", "model", "device")
 """And of the second one: of `model_state.encoder_runner`, which is there when the model is loaded."""
@@ -97,31 +97,31 @@ logger = logging.getLogger(__name__)
 
 
 def encoder_arguments(
-    settings: Mapping[str, Any] | None = None, *, with_scheduler: bool = False, with_shipping: bool = False
+    settings: Mapping[str, Any] | None = None, *, with_scheduler: bool = False, with_lazy_transfer: bool = False
 ) -> dict[str, Any]:
-    """The engine arguments that plug semel's encoder cache into vLLM; its planning and its shipping if asked for."""
+    """Return engine arguments that plug semel's encoder cache into vLLM; with planning and lazy transfer as asked."""
     arguments: dict[str, Any] = {
         "ec_manager_config": {"encoder_cache_manager_cls": ENCODER_CACHE, "manager_config": dict(settings or {})}
     }
-    if with_shipping:
-        arguments |= {"scheduler_cls": SHIPPING_SCHEDULER, "worker_cls": RECEIVING_WORKER}
+    if with_lazy_transfer:
+        arguments |= {"scheduler_cls": LAZY_TRANSFER_SCHEDULER, "worker_cls": LAZY_TRANSFER_WORKER}
     if with_scheduler:
         arguments["scheduler_cls"] = SCHEDULER
     return arguments
 
 
 def takes_late_items(platform: Any) -> bool:
-    """Whether semel's worker is the one that vLLM uses on a platform, with late items in it."""
+    """Return whether semel's worker is the one that vLLM uses on a platform, with late items in it."""
     return bool(platform.is_cpu() or platform.is_cuda_alike())
 
 
-def worker_of(platform: Any) -> str:
-    """The name of the worker that vLLM uses on a platform, if nobody names one."""
+def default_worker(platform: Any) -> str:
+    """Return the name of the worker that vLLM uses on a platform, if nobody names one."""
     return "vllm.v1.worker.cpu_worker.CPUWorker" if platform.is_cpu() else "vllm.v1.worker.gpu_worker.Worker"
 
 
 def received_features(worker: Any, request_id: str) -> list[Any]:
-    """A request's items in a worker process, from which its model runner takes what it encodes."""
+    """Return a request's items in a worker process, from which its model runner takes what it encodes."""
     runner = worker.model_runner
     known = runner.encoder_cache if worker.use_v2_model_runner else runner.requests[request_id]
     features: Any = known.mm_features
@@ -129,7 +129,7 @@ def received_features(worker: Any, request_id: str) -> list[Any]:
 
 
 def num_embeds(feature: Any) -> int:
-    """The embeddings that an item has room for in its prompt.
+    """Return the embeddings that an item has room for in its prompt.
 
     vLLM's own count costs 3 µs on first use, also where there is no mask to count.
     """
@@ -138,7 +138,7 @@ def num_embeds(feature: Any) -> int:
 
 
 def runs_encoder(worker: Any) -> bool:
-    """Whether the encoder of a worker process runs as semel knows it; if not, a warning says what is missing."""
+    """Return whether the encoder of a worker process runs as semel knows it; if not, a warning says what is missing."""
     runner, names = worker.model_runner, _FIRST_RUNNER
     if worker.use_v2_model_runner:
         if not getattr(runner, "supports_mm_inputs", True):
@@ -156,12 +156,12 @@ def runs_encoder(worker: Any) -> bool:
 
 
 def encoder_runner(worker: Any) -> Any:
-    """What runs the encoder of a worker process with vLLM's second model runner, once its model is loaded."""
+    """Return what runs the encoder of a worker process with vLLM's second model runner, once its model is loaded."""
     return getattr(worker.model_runner.model_state, "encoder_runner", None)
 
 
 def encode_sample(runner: Any, modality: str) -> Any:
-    """The encoder's output for a small item of vLLM's own making."""
+    """Return the encoder's output for a small item of vLLM's own making."""
     from vllm.config.multimodal import AudioDummyOptions, ImageDummyOptions, VideoDummyOptions
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.processing.context import TimingContext
@@ -206,32 +206,32 @@ def drop_encoder_outputs(manager: Any, identifiers: Iterable[str]) -> None:
 
 
 def row_generators(worker: Any) -> dict[int, Any]:
-    """The random generators of the seeded requests in a worker process's batch, by row; its first model runner's."""
+    """Return the random generators of the seeded requests in a batch of vLLM's first model runner, by row."""
     generators: dict[int, Any] = worker.model_runner.input_batch.generators
     return generators
 
 
 def dropped_rows(worker: Any) -> list[int]:
-    """The rows of a step whose sampled token is dropped; of the first model runner."""
+    """Return the rows of a step whose sampled token is dropped; of the first model runner."""
     runner = worker.model_runner
     rows: list[int] = runner.discard_request_mask.np[: runner.input_batch.num_reqs].nonzero()[0].tolist()
     return rows
 
 
 def takes_seeds(config: Any) -> bool:
-    """Whether an engine of this `VllmConfig` outlives a seeded request whose prompt is computed in chunks.
+    """Return whether an engine of this `VllmConfig` outlives a seeded request whose prompt is computed in chunks.
 
-    On a CPU, vLLM's first model runner does not without semel's workers (`receiving`).
+    On a CPU, vLLM's first model runner does not without semel's workers (`worker`).
     """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu() or config.use_v2_model_runner:
         return True
-    return config.parallel_config.worker_cls in (RECEIVING_WORKER, GUARDED_WORKER)
+    return config.parallel_config.worker_cls in (LAZY_TRANSFER_WORKER, GUARDED_WORKER)
 
 
-def mirror_of(sender: Any) -> Any | None:
-    """The names and sizes by which vLLM's item cache in this process evicts as the one in its engine core does.
+def find_mirror(sender: Any) -> Any | None:
+    """Return the names and sizes by which vLLM's item cache in this process evicts as the one in its engine core does.
 
     None if the cache is off or of a kind that has no mirror (`shm`), or if this vLLM's is not as semel knows it.
     """
@@ -253,7 +253,7 @@ def mirror_of(sender: Any) -> Any | None:
 
 
 def unknown_contents(sender: Any) -> str:
-    """Why it is not known what an item cache holds that has no mirror, and what to do."""
+    """Say why the contents of an item cache without a mirror are unknown, and what to do."""
     if type(sender).__name__ == _SHARED:
         return (
             "with --mm-processor-cache-type shm nobody is told what the engine's item cache holds, so no request could "
@@ -268,7 +268,7 @@ def watch_removals(mirror: Any, removed: Callable[[str], None]) -> None:
 
 
 def item_size(item: Any) -> int:
-    """The bytes that vLLM's item cache charges for an item."""
+    """Return the bytes that vLLM's item cache charges for an item."""
     from vllm.multimodal.cache.base import MultiModalCache
 
     return int(MultiModalCache.get_item_size(item))
@@ -366,7 +366,7 @@ def watch_calls(llm: Any, during: Callable[[str], AbstractContextManager[Callabl
 
 
 def communicator_segments(rank: int) -> Iterator[Path]:
-    """The shared memory that vLLM's communicator between CPU workers has made in the worker process of this rank.
+    """Yield the shared memory that vLLM's communicator between CPU workers has made in the worker process of this rank.
 
     Its name begins with one that vLLM makes for each engine. Every process makes one segment per group, and has waited
     for the others of the group to map it when its device is ready.
@@ -380,6 +380,6 @@ def communicator_segments(rank: int) -> Iterator[Path]:
 
 
 def core_pids(llm: Any) -> list[int]:
-    """The processes of the engine core on this host; none if it is elsewhere."""
+    """Return the processes of the engine core on this host; none if it is elsewhere."""
     manager = getattr(getattr(llm.engine_core, "resources", None), "engine_manager", None)
     return [process.pid for process in getattr(manager, "processes", ()) if process.pid is not None]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BENCH_NAMES", "NAMES", "Name", "is_before", "release_of"]
+__all__ = ["BENCH_NAMES", "NAMES", "Name", "is_before", "to_release"]
 
 _FIRST: Final = "0.31"
 
@@ -40,18 +40,18 @@ class Name:
         return f"{self.module}.{self.path}{call}"
 
     def is_in(self, release: str) -> bool:
-        """Whether a release, such as 0.32, has it."""
+        """Return whether a release, such as 0.32, has it."""
         number = _number(release)
         return _number(self.since) <= number and (not self.until or number <= _number(self.until))
 
 
-def release_of(version: str) -> str:
-    """The release of a version: 0.32 of 0.32.1+cpu."""
+def to_release(version: str) -> str:
+    """Return the release of a version: 0.32 of 0.32.1+cpu."""
     return ".".join(version.split(".")[:2])
 
 
 def is_before(release: str, other: str) -> bool:
-    """Whether a release is older than another one."""
+    """Return whether a release is older than another one."""
     return _number(release) < _number(other)
 
 
@@ -351,10 +351,10 @@ NAMES: Final[tuple[Name, ...]] = (
         since="0.32",
     ),
     *_of("v1.core.sched.scheduler", "Scheduler", "new weights reach the embedding tier", "reset_encoder_cache"),
-    *_of("v1.core.sched.scheduler", "", "shipping and planning", "Scheduler"),
-    *_of("v1.core.sched.async_scheduler", "", "shipping and planning", "AsyncScheduler"),
+    *_of("v1.core.sched.scheduler", "", "lazy transfer and planning", "Scheduler"),
+    *_of("v1.core.sched.async_scheduler", "", "lazy transfer and planning", "AsyncScheduler"),
     *_of(
-        *("v1.core.sched.scheduler", "Scheduler", "shipping and planning"),
+        *("v1.core.sched.scheduler", "Scheduler", "lazy transfer and planning"),
         *("schedule", "update_from_output(scheduler_output, model_runner_output)", "encoder_cache_mismatch_reqs"),
         "_try_schedule_encoder_inputs(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, "
         "shift_computed_tokens)",
@@ -397,11 +397,11 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("v1.core.kv_cache_coordinator", "KVCacheCoordinator", "wrong prefixes", "single_type_managers"),
     *_of("v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager", "wrong prefixes", "block_size"),
     *_of(
-        *("v1.core.sched.output", "SchedulerOutput", "shipping and planning"),
+        *("v1.core.sched.output", "SchedulerOutput", "lazy transfer and planning"),
         *("ec_manager_metadata", "finished_req_ids", "scheduled_new_reqs", "scheduled_encoder_inputs"),
         *("num_scheduled_tokens", "free_encoder_mm_hashes"),
     ),
-    *_of("v1.core.sched.output", "NewRequestData", "shipping", "mm_features", "req_id"),
+    *_of("v1.core.sched.output", "NewRequestData", "lazy transfer", "mm_features", "req_id"),
     *_of("v1.request", "", "planning", "RequestStatus"),
     *_of(
         *("v1.request", "Request", "planning"),
@@ -429,7 +429,7 @@ NAMES: Final[tuple[Name, ...]] = (
     ),
     *_of("v1.worker.gpu_input_batch", "InputBatch", "seeds on a CPU", "generators", "num_reqs"),
 )
-"""What a worker uses."""
+"""Names that a worker uses."""
 
 _BENCH: Final = "semel bench"
 
@@ -453,4 +453,4 @@ BENCH_NAMES: Final[tuple[Name, ...]] = (
     *_of("v1.serial_utils", "", _BENCH, "MsgpackEncoder"),
     *_of("v1.structured_output", "", _BENCH, "StructuredOutputManager"),
 )
-"""What only benchmarks use: no worker is refused for the want of them."""
+"""Names that only benchmarks use: no worker is refused for the want of them."""

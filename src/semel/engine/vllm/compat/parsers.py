@@ -20,7 +20,7 @@ __all__ = [
 
 
 def parser_class(manager: Any, *, tokenizer: Any, **names: Any) -> Any:
-    """vLLM's class that parses answers, by the names of its parsers; None if there is nothing to parse.
+    """Return vLLM's class that parses answers, by the names of its parsers; None if there is nothing to parse.
 
     Before 0.32 it does not look whether a parser takes the tokenizer: the first answer would tell.
     """
@@ -30,7 +30,7 @@ def parser_class(manager: Any, *, tokenizer: Any, **names: Any) -> Any:
 
 
 def always_adjusts(kind: Any) -> bool:
-    """Whether a class of parsers changes every request. Before 0.32 none does that has no reasoning and no tools."""
+    """Return whether a class of parsers changes every request. Before 0.32 none without reasoning and tools does."""
     return bool(getattr(kind, "always_adjust_request", False))
 
 
@@ -41,7 +41,7 @@ def tell_prompt(parser: Any, prompt_ids: Sequence[int]) -> None:
 
 
 def reasoning_ended(request: Any, parser: Any, prompt_ids: list[int]) -> bool | None:
-    """What the engine has to know of an answer's reasoning. Before 0.32 this was in the middle of vLLM's server."""
+    """Return the engine's argument about an answer's reasoning. Before 0.32 this was in the middle of vLLM's server."""
     if hasattr(request, "resolve_reasoning_ended"):
         ended: bool | None = request.resolve_reasoning_ended(parser, prompt_ids)
         return ended
@@ -53,7 +53,7 @@ def reasoning_ended(request: Any, parser: Any, prompt_ids: list[int]) -> bool | 
 
 
 def make_tool_call_id() -> str:
-    """An id for a call that the model gave none."""
+    """Return an id for a call that the model gave none."""
     try:
         from vllm.renderers.chat_utils import make_tool_call_id as make
     except ImportError:  # before 0.32

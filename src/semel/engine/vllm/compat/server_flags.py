@@ -25,7 +25,7 @@ class ServerFlag:
     handling: Handling
     spellings: tuple[str, ...]
     note: str
-    """What semel does, and what to do instead."""
+    """The behaviour of semel, and what to do instead."""
 
     values: Values = "one"
     target: str = ""
@@ -35,7 +35,7 @@ class ServerFlag:
     """Values under which vLLM does what semel does anyway: they are taken even if others are refused."""
 
     is_engines: bool = False
-    """Whether a worker takes it, next to its engine's flags; a frontend takes it otherwise."""
+    """True if a worker takes it, next to its engine's flags; a frontend takes it otherwise."""
 
 
 def _take(spellings: str, note: str, values: Values = "one", *, is_engines: bool = False) -> ServerFlag:
@@ -142,7 +142,7 @@ FORMER_FLAGS: Final = (_ignore("--disable-log-requests", "requests are not logge
 
 
 def server_flag(spelling: str) -> ServerFlag | None:
-    """The row of a flag, by one of its spellings with dashes; None if it is not in a table here."""
+    """Return the row of a flag, by one of its spellings with dashes; None if it is not in a table here."""
     return _ROWS.get(spelling)
 
 

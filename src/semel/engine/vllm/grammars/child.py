@@ -35,7 +35,7 @@ HEADER: Final = struct.Struct("<I")
 """In front of every message to this process: its bytes."""
 
 REPLY: Final = struct.Struct("<QBB")
-"""What this process says: the number of a job, its `Outcome`, the bits of its size. Number 0 is of its own start."""
+"""A reply: the number of a job, its `Outcome`, the bits of its size. Number 0 is of the process's own start."""
 
 PING: Final = "ping"
 """The kind of a job that is answered at once."""
@@ -68,7 +68,7 @@ class Outcome(IntEnum):
 
     @property
     def is_verdict(self) -> bool:
-        """Whether another trial of the same grammar would end in the same way."""
+        """True if another trial of the same grammar would end in the same way."""
         return self not in (Outcome.DIED, Outcome.LATE)
 
 
@@ -81,7 +81,7 @@ _OUTCOMES: Final[Mapping[int, Outcome]] = {
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What all jobs share."""
+    """The limits and the vocabulary that all jobs share."""
 
     tokenizer: str
     """xgrammar's JSON of its `TokenizerInfo`."""
@@ -90,7 +90,7 @@ class Setup(msgspec.Struct, frozen=True):
     cpu_s: float
     wall_s: float
     memory_bytes: int
-    """That a fork may take beside what it finds."""
+    """Bytes that a fork may take in addition to what it finds."""
 
     compiled_bytes: int
     """That a compiled grammar may have."""
@@ -122,7 +122,7 @@ def main() -> None:
 
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(setup.tokenizer)
     special = [*tokenizer.special_token_ids, *tokenizer.stop_token_ids]
-    vocabulary = Vocabulary.of(tokenizer.decoded_vocab, special)
+    vocabulary = Vocabulary.from_tokens(tokenizer.decoded_vocab, special)
     with contextlib.suppress(OSError):  # a container may refuse it; each fork enters what layers there are
         forbid_new_privileges()
     pipe.sendall(REPLY.pack(0, Outcome.COMPILED, 0))

@@ -1,4 +1,4 @@
-"""What a request's answer is held to, as texts: schemas, regular expressions, grammars (threats S20). Pure."""
+"""Constraints of a request's answer as texts: schemas, regular expressions, grammars (threats S20). Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = [
     "client_outputs",
     "compiled_text",
     "constrained_field",
-    "content_of",
+    "constraint_key",
+    "constraint_text",
+    "find_schemas",
     "free_kind",
-    "schemas_of",
-    "text_of",
 ]
 
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -27,7 +27,7 @@ _FORMATS: Final = ("json_schema", "structural_tag", "json_object")
 
 
 def constrained_field(submission: Submission) -> str | None:
-    """The field of the request that its answer is held to; None if there is nothing that could be compiled."""
+    """Return the field of the request that its answer is held to; None if there is nothing that could be compiled."""
     parsing = submission.parsing
     if parsing is not None and (parsing.response_format or {}).get("type") in _FORMATS:
         return "response_format"
@@ -40,7 +40,7 @@ def constrained_field(submission: Submission) -> str | None:
 
 
 def client_outputs(submission: Submission) -> Any:
-    """What the client itself holds the answer to, in the shape of vLLM's `StructuredOutputsParams`; None if nothing."""
+    """Return the client's own constraints in the shape of vLLM's `StructuredOutputsParams`; None without any."""
     form = (submission.parsing.response_format if submission.parsing is not None else None) or {}
     named: dict[str, Any] = dict.fromkeys(_KINDS)
     match form.get("type"):
@@ -64,12 +64,12 @@ def free_kind(outputs: Any) -> str | None:
             return kind
     if outputs.structural_tag is None:
         return None
-    nodes = _nodes_in(text_of(outputs, "structural_tag"), "structural_tag")
+    nodes = _nodes_in(constraint_text(outputs, "structural_tag"), "structural_tag")
     return next((node["type"] for node in nodes if node.get("type") in _FREE_KINDS), None)
 
 
-def schemas_of(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
-    """Each schema by itself, with the name of where it stands."""
+def find_schemas(submission: Submission, outputs: Any, field: str | None, text: str) -> Iterator[tuple[str, str]]:
+    """Yield each schema by itself, with the name of where it stands."""
     if field == "tools":
         parsing = submission.parsing
         assert parsing is not None
@@ -95,7 +95,7 @@ def _schemas_in(tag: str, field: str | None) -> Iterator[Any]:
 
 
 def _nodes_in(tag: str, field: str | None) -> Iterator[dict[str, Any]]:
-    """Every object in a structural tag, but for those in its schemas."""
+    """Yield every object in a structural tag, but for those in its schemas."""
     try:
         nodes = [json.loads(tag)]
     except (ValueError, RecursionError):
@@ -109,8 +109,8 @@ def _nodes_in(tag: str, field: str | None) -> Iterator[dict[str, Any]]:
             nodes += node
 
 
-def text_of(outputs: Any, field: str | None = None) -> str:
-    """What is compiled, as a text; its size is what counts."""
+def constraint_text(outputs: Any, field: str | None = None) -> str:
+    """Return what is compiled, as a text; its size is what counts."""
     for name in ("json", "regex", "choice", "grammar", "structural_tag"):
         if (value := getattr(outputs, name)) is not None:
             try:
@@ -121,7 +121,7 @@ def text_of(outputs: Any, field: str | None = None) -> str:
 
 
 def compiled_text(outputs: Any) -> tuple[str, str]:
-    """What is compiled, and as what."""
+    """Return what is compiled, and as what."""
     from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
     if outputs.json is not None:
@@ -137,11 +137,11 @@ def compiled_text(outputs: Any) -> tuple[str, str]:
     return "json", '{"type": "object"}'
 
 
-def content_of(outputs: Any) -> bytes:
-    """Equal for equal constraints."""
+def constraint_key(outputs: Any) -> bytes:
+    """Return a key that is equal for equal constraints."""
     kind = next((kind for kind in _KINDS if getattr(outputs, kind) is not None), "")
     options = (outputs.disable_any_whitespace, outputs.disable_additional_properties, outputs.whitespace_pattern)
-    return hash_parts([kind.encode(), text_of(outputs).encode(), repr(options).encode()]).digest()
+    return hash_parts([kind.encode(), constraint_text(outputs).encode(), repr(options).encode()]).digest()
 
 
 def _json(value: Any) -> str:

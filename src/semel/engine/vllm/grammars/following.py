@@ -41,7 +41,7 @@ _STEP_NS: Final = 50_000_000
 """That the grammars of one tenant may take of a step, all together, where they can sit it out."""
 
 _ENDED_DEBT_NS: Final = 500_000_000
-"""Where they cannot, the most expensive one ends."""
+"""Over this debt the most expensive request ends, where requests cannot be held back."""
 
 _WRITE_NS: Final = 1_000_000_000
 
@@ -112,7 +112,7 @@ class Followed(StructuredOutputGrammar):  # type: ignore[misc]
         self._call(self._inner.fill_bitmask, bitmask, batch_index)
 
     def is_terminated(self) -> bool:
-        """Whether nothing is held to it any more; vLLM then allows every token."""
+        """Return whether nothing is held to it any more; vLLM then allows every token."""
         if self.ending is not None:
             return True
         if self.is_direct or self._lane.is_inside:
@@ -198,7 +198,7 @@ class Following:
             self._guarded(self._plan)
 
     def holds_back(self, request: Any) -> bool:
-        """Whether a request that waits has to go on waiting; one whose tenant has too many lost threads ends."""
+        """Return whether a request that waits has to go on waiting; one whose tenant has too many lost threads ends."""
         if self._is_off or request.structured_output_request is None:
             return False
         return bool(self._guarded(lambda: self._holds_back(request)))
@@ -239,7 +239,7 @@ class Following:
         return masks
 
     def _followed(self, output: Any) -> Iterable[Followed]:
-        """The grammars of a step, each wrapped when it is used for the first time."""
+        """Yield the grammars of a step, each wrapped when it is used for the first time."""
         for request_id in output.num_scheduled_tokens:
             request = self._scheduler.requests.get(request_id)
             structured = None if request is None else request.structured_output_request
@@ -312,7 +312,7 @@ class Following:
                 grammar.is_direct = True
 
     def write_due(self) -> bool:
-        """Whether the totals should be written again."""
+        """Return whether the totals should be written again."""
         now_ns = self._clock_ns()
         is_due = bool(self._cpu_ns) and now_ns - self._written_ns > _WRITE_NS
         self._written_ns = now_ns if is_due else self._written_ns

@@ -37,7 +37,7 @@ class Overdue(Exception):
 
 
 class _Abandoned(BaseException):
-    """Unwinds a thread that nobody waits for any more."""
+    """The exception that unwinds a thread that nobody waits for any more."""
 
 
 class _Thread(threading.Thread):
@@ -65,7 +65,7 @@ class _Thread(threading.Thread):
                 self.results.put((None, error))
 
     def cpu_ns(self) -> int:
-        """Its CPU time; it must be alive."""
+        """Return its CPU time; it must be alive."""
         assert self.ident is not None
         return time.clock_gettime_ns(time.pthread_getcpuclockid(self.ident))
 
@@ -111,7 +111,7 @@ class Lane:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this is the thread."""
+        """True if this is the thread."""
         return isinstance(threading.current_thread(), _Thread)
 
     def abandoned(self, group: Hashable | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What schemas and grammars may cost (threats S20, S27). Values only; `grammars` keeps to them."""
+"""Limits of what schemas and grammars may cost (threats S20, S27). Values only; `grammars` enforces them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOO_EXPENSIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What schemas and grammars may cost."""
+    """Limits of what schemas and grammars may cost."""
 
     max_schema_bytes: int = flag(
         16 * KIB,

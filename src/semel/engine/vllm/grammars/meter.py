@@ -22,7 +22,7 @@ _MAX_TENANTS: Final = 4_096
 
 
 class FollowingAccounts:
-    """What each tenant owes, and when it was there. Times are nanoseconds of one clock."""
+    """Debts of tenants, and the times of their last requests, in nanoseconds of one clock."""
 
     def __init__(self) -> None:
         self._debts: dict[str, tuple[float, int]] = {}
@@ -45,9 +45,9 @@ class FollowingAccounts:
         return max(0.0, debt_ns - _SHARE * (now_ns - at_ns))
 
     def is_shared(self, tenant: str, now_ns: int) -> bool:
-        """Whether another tenant had a request within the last seconds."""
+        """Return whether another tenant had a request within the last seconds."""
         return any(now_ns - at_ns < _ABOUT_NS for name, at_ns in self._seen.items() if name != tenant)
 
     def is_over(self, tenant: str, now_ns: int) -> bool:
-        """Whether a tenant owes too much, and others wait for it."""
+        """Return whether a tenant owes too much, and others wait for it."""
         return self.debt_ns(tenant, now_ns) > _MAX_DEBT_NS and self.is_shared(tenant, now_ns)

@@ -23,7 +23,7 @@ __all__ = ["GrammarProcess"]
 _MODULE: Final = "semel.engine.vllm.grammars.child"
 _START_S: Final = 120.0
 _GRACE_S: Final = 10.0
-"""What a job may take beyond its limits before its process counts as lost."""
+"""Seconds beyond its limits after which the process of a job counts as lost."""
 
 _PING_INTERVAL_S: Final = 1.0
 _PING_TIMEOUT_S: Final = 4.0
@@ -77,7 +77,7 @@ class GrammarProcess:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it answers no more."""
+        """True if it answers no more."""
         return self._reading.done() or self._writer.is_closing()
 
     async def compile(self, kind: str, text: str) -> tuple[Outcome, int]:

@@ -1,7 +1,7 @@
-"""What a request's answer is held to: schemas, regular expressions, grammars, and what they may cost (threats S20).
+"""Trial compilation of schemas, regular expressions and grammars, within limits (threats S20).
 
 vLLM turns them into grammars in the process that asks it to, and compiles them in its engine core, in the order in
-which they come and for as long as it takes. Here each one is held against its size first, and compiled on trial beside
+which they come and for as long as it takes. Here each one is held against its size first, and compiled on trial next to
 the event loop (`grammar_process`), within seconds of a CPU and bytes of memory; one at a time for each tenant, so that
 nobody's grammars wait behind many of another. What passes goes on to vLLM's own checks, in a thread. Then the engine
 compiles it, still one at a time for each tenant: for a request of one token that nobody waits for (`compile`), so that
@@ -32,10 +32,10 @@ from semel.engine.vllm.grammars.content import (
     client_outputs,
     compiled_text,
     constrained_field,
-    content_of,
+    constraint_key,
+    constraint_text,
+    find_schemas,
     free_kind,
-    schemas_of,
-    text_of,
 )
 from semel.engine.vllm.grammars.limits import MAX_CALL_S, TOO_EXPENSIVE, GrammarLimits
 from semel.engine.vllm.grammars.process import GrammarProcess
@@ -59,7 +59,7 @@ _SEVERAL: Final = 2
 _BACKEND: Final = "xgrammar"
 _FAILURES: Final = 2
 _FAILURE_S: Final = 60.0
-"""How long a grammar is not tried again for a tenant after so many trials of it that failed."""
+"""Seconds for which a grammar is not tried again for a tenant after so many failed trials of it."""
 
 _FAILED: Final = (
     "the schema or grammar could not be tried: its trial was ended from outside, or got too little CPU time. Nothing "
@@ -158,7 +158,7 @@ class Grammars:
         """Remember a grammar of the operator's as one that compiles, without a trial."""
         checked = await asyncio.to_thread(self._checked, outputs)
         if checked is not None:
-            key = "", content_of(outputs)
+            key = "", constraint_key(outputs)
             self._judged.put(key, _Judged(None, checked, _ENTRY_BYTES))
             self._in_engine.put(key, _ENTRY_BYTES)
 
@@ -175,7 +175,7 @@ class Grammars:
                 await started.close()
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Yield samples of its metrics."""
         for outcome in ("remembered", "compiled", "refused", "too_large", "too_slow", "expensive", "failed", "busy"):
             yield metrics.GRAMMARS, self._counts[outcome], (outcome,)
         yield metrics.GRAMMARS_WAITING, sum(map(len, self._flights.values())), ()
@@ -185,8 +185,8 @@ class Grammars:
         if outputs is None:
             return
         field = constrained_field(submission)
-        text = text_of(outputs, field)
-        for name, part in schemas_of(submission, outputs, field, text):
+        text = constraint_text(outputs, field)
+        for name, part in find_schemas(submission, outputs, field, text):
             self._check_size(name, part, self._limits.max_schema_bytes, "one schema (--max-schema-bytes)")
         limit = self._limits.max_request_bytes
         self._check_size(field, text, limit, "one request (--max-request-schema-bytes)")
@@ -221,7 +221,7 @@ class Grammars:
             return
         field = constrained_field(submission)
         self._check_kind(submission)
-        key = tenant_name(submission.cache_salt), content_of(outputs)
+        key = tenant_name(submission.cache_salt), constraint_key(outputs)
         judged = self._judged.get(key)
         if judged is not None and (judged.refusal is not None or self._is_in_engine(key)):
             self._counts["remembered"] += 1
@@ -297,7 +297,7 @@ class Grammars:
         self._counts["compiled" if checked is not None else _REFUSED_AS.get(outcome, "refused")] += 1
         if checked is None:
             return _Judged(self._refusal(outcome, outputs), None, _ENTRY_BYTES)
-        return _Judged(None, checked, _ENTRY_BYTES + len(text_of(checked)), compiled_bytes)
+        return _Judged(None, checked, _ENTRY_BYTES + len(constraint_text(checked)), compiled_bytes)
 
     def _check_failures(self, key: _Key) -> None:
         """Refuse to try a grammar that failed several times just now."""
@@ -315,7 +315,7 @@ class Grammars:
         raise NotReady(_FAILED)
 
     def _is_in_engine(self, key: _Key) -> bool:
-        """Whether the engine has it compiled, or compiles it in ways that are not known here."""
+        """Return whether the engine has it compiled, or compiles it in ways that are not known here."""
         return self._compile is None or self._in_engine.get(key) is not None
 
     def _refusal(self, outcome: Outcome, outputs: Any) -> str:
@@ -338,7 +338,7 @@ class Grammars:
                 return "no grammar can be made of it: check its syntax"
 
     def _process(self) -> asyncio.Task[GrammarProcess | None]:
-        """The process, or its start; if it is lost the spare, or another one."""
+        """Return the process, or its start; if it is lost the spare, or another one."""
         if self._starting is None or _is_over(self._starting):
             self._starting, self._spare = self._spare, None
         if self._starting is None or _is_over(self._starting):
@@ -380,7 +380,7 @@ class Grammars:
         )
 
     def _checked(self, outputs: Any) -> Any | None:
-        """The parameters after vLLM's own checks; None if it refuses them. In a thread: it converts them once more."""
+        """Run vLLM's own checks; None if it refuses the parameters. In a thread: it converts them once more."""
         from vllm.sampling_params import SamplingParams
 
         copied = copy.copy(outputs)

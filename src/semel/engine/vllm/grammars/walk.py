@@ -37,7 +37,7 @@ class Vocabulary:
     """Those that do not end the text."""
 
     @classmethod
-    def of(cls, tokens: Sequence[bytes], special: Sequence[int]) -> Self:
+    def from_tokens(cls, tokens: Sequence[bytes], special: Sequence[int]) -> Self:
         """Read the tokens of a vocabulary, of which some are special."""
         is_special = np.zeros(len(tokens), dtype=bool)
         is_special[[token for token in special if token < len(tokens)]] = True

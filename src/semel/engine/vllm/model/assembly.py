@@ -1,7 +1,7 @@
 """Prompts with items, assembled by vLLM's own `apply`.
 
-vLLM is told that its cache has every item, and takes the prompt updates from there. So nothing is processed, a small
-ghost stands for each medium, and what an item puts into the prompt is its layout, which a frontend always has. All
+vLLM finds every item in its cache, and takes the prompt updates from there. So nothing is processed, a small
+stub stands for each medium, and what an item puts into the prompt is its layout, which a frontend always has. All
 that a model does to a prompt is then vLLM's doing: replacements, insertions, newlines that merge, numbers. What comes
 of it is checked: every item stands in the prompt exactly as its layout says, or the prompt is refused.
 """
@@ -33,16 +33,16 @@ _Items = Sequence[tuple[Modality, Layout]]
 
 @dataclass(frozen=True, slots=True)
 class Assembler:
-    """Puts the items of one model into its prompts. Used by one thread at a time."""
+    """The assembler of one model's prompts with items. Used by one thread at a time."""
 
     processor: Any
     rules: Mapping[Modality, PromptRule]
-    _ghosts: LruMap[tuple[tuple[Modality, int], ...], Any] = field(
+    _stubs: LruMap[tuple[tuple[Modality, int], ...], Any] = field(
         default_factory=lambda: LruMap(_REMEMBERED), repr=False, compare=False
     )
 
     @classmethod
-    def of(cls, processor: Any, family: Family, config: Mapping[str, Any]) -> Self:
+    def from_processor(cls, processor: Any, family: Family, config: Mapping[str, Any]) -> Self:
         """Read the rules of a model's processor."""
         options = processor.info.ctx.get_mm_config().mm_processor_kwargs or {}
         if options.get("use_audio_in_video"):
@@ -53,7 +53,7 @@ class Assembler:
         return cls(processor, prompt_rules(processor, family, config))
 
     def own_part(self, modality: Modality, content: Any, family: Family, config: Mapping[str, Any]) -> slice:
-        """Which tokens of an update's content are the item's own; what is around them has to be the same for all."""
+        """Find the item's own tokens in an update's content; the tokens around them must be the same for all."""
         part = item_part(self.processor, family, config, content)
         if (rule := self.rules.get(modality)) is not None and rule.updates:
             start, end, _ = part.indices(len(content.full))
@@ -62,7 +62,7 @@ class Assembler:
         return part
 
     def assemble(self, token_ids: Sequence[int], items: _Items) -> Assembly:
-        """The prompt of a text with these items, in the order of the request."""
+        """Return the prompt of a text with these items, in the order of the request."""
         text = list(token_ids)
         updates = self._updates(items)
         self._check_targets(text, updates)
@@ -103,7 +103,7 @@ class Assembler:
     def _targets(
         self, updates: Mapping[Modality, list[list[Any]]]
     ) -> Mapping[tuple[tuple[int, ...], ...], list[Modality]]:
-        """What items replace, if they replace tokens: for each choice of tokens, the modality of every such item."""
+        """Return the tokens that items replace, with the modality of every such item."""
         found: dict[tuple[tuple[int, ...], ...], list[Modality]] = defaultdict(list)
         for modality, its in updates.items():
             for index, alternatives in enumerate(its):
@@ -131,19 +131,19 @@ class Assembler:
         uuids = {modality: [f"{modality} {index}" for index in range(len(its))] for modality, its in updates.items()}
         known = {uuid: updates[modality][index] for modality in uuids for index, uuid in enumerate(uuids[modality])}
         counts = tuple((modality, len(its)) for modality, its in updates.items())
-        inputs = ProcessorInputs(text, self._ghost_items(counts), uuids, cache=_KnownItems(known))
+        inputs = ProcessorInputs(text, self._stub_items(counts), uuids, cache=_KnownItems(known))
         return inputs, TimingContext(enabled=False)
 
-    def _ghost_items(self, counts: tuple[tuple[Modality, int], ...]) -> Any:
-        if (items := self._ghosts.get(counts)) is None:
-            data = {modality: [self.rules[modality].ghost] * count for modality, count in counts}
+    def _stub_items(self, counts: tuple[tuple[Modality, int], ...]) -> Any:
+        if (items := self._stubs.get(counts)) is None:
+            data = {modality: [self.rules[modality].stub] * count for modality, count in counts}
             items = self.processor.info.parse_mm_data(data, validate=False)
             if sum(count for _, count in counts) <= _MAX_REMEMBERED_ITEMS:
-                self._ghosts.put(counts, items)
+                self._stubs.put(counts, items)
         return items
 
     def _checked(self, result: Any, items: _Items, updates: Mapping[Modality, list[list[Any]]]) -> Assembly:
-        """The assembled prompt without its items, if each stands in it as its layout says."""
+        """Return the assembled prompt without its items, if each stands in it as its layout says."""
         token_ids: list[int] = result["prompt_token_ids"]
         ranges = {modality: iter(places) for modality, places in result["mm_placeholders"].items()}
         contents = {
@@ -165,7 +165,7 @@ class Assembler:
 
 @dataclass(frozen=True, slots=True)
 class _KnownItems:
-    """What vLLM asks of a processor cache, by one that has every item of a prompt, but for its tensors."""
+    """A processor cache for vLLM that has every item of a prompt, but for its tensors."""
 
     updates: Mapping[str, list[Any]]
 
@@ -184,7 +184,7 @@ class _KnownItems:
 
 
 def company_limits(processor: Any, family: Family, config: Mapping[str, Any]) -> Mapping[Modality, int]:
-    """How many items of a modality a prompt may have, where an item depends on the others of its prompt.
+    """Return how many items of a modality a prompt may have, where an item depends on the others of its prompt.
 
     vLLM's own cache assumes that it does not, and a processor for which that is wrong goes past the cache. So it is
     seen how many items it still takes from there, in their order: none, if they are not a function of their media. An
@@ -209,13 +209,13 @@ def company_limits(processor: Any, family: Family, config: Mapping[str, Any]) ->
 
 
 def _cached_items(assembler: Assembler, modality: Modality) -> int:
-    """How many items of a prompt a processor takes from a cache that has them all."""
+    """Return how many items of a prompt a processor takes from a cache that has them all."""
     rule = assembler.rules[modality]
     for count in range(1, _MAX_COMPANY + 1):
         inputs, timing = assembler._inputs([], {modality: [list(rule.updates) for _ in range(count)]})
         try:
             result = assembler.processor._cached_apply_hf_processor(inputs, timing)
-        except Exception as error:  # noqa: BLE001 - foreign code: what it cannot do with ghosts, it does past the cache
+        except Exception as error:  # noqa: BLE001 - foreign code: what it cannot do with stubs, it does past the cache
             logger.info("%s takes no %d %s from a cache: %r", _name(assembler.processor), count, modality, error)
             return count - 1
         is_cached = all(item is None for item in result.kwargs[modality])
@@ -229,7 +229,7 @@ def _name(processor: Any) -> str:
 
 
 def _content(rule: PromptRule, layout: Layout) -> Any:
-    """What an item with this layout puts into a prompt."""
+    """Return what an item with this layout puts into a prompt."""
     import torch
     from vllm.multimodal.processing import PromptUpdateDetails
 

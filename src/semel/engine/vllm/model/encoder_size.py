@@ -1,7 +1,7 @@
-"""How many encoder outputs stay on the device, and what they take there.
+"""Size of the encoder cache on the device, in embeddings and bytes.
 
 vLLM fixes the size of its encoder cache to the tokens of a step (`--max-num-batched-tokens`), or to the largest item
-where that is larger: five pictures of 1024² for a 7B model. The size is only a number: the outputs are tensors in a
+where that is larger: five images of 1024² for a 7B model. The size is only a number: the outputs are tensors in a
 dict of the model runner, and the encoder cache manager, which is semel's, decides which of them are dropped. So another
 number there is all that it takes. vLLM profiles memory with its own one, hence the rest has to be left free on a GPU.
 """
@@ -26,12 +26,12 @@ class EncoderCacheSize:
 
     embeddings: int
     of_vllm: int
-    """What vLLM would have, and what it counts when it profiles the memory of a GPU."""
+    """The embeddings that vLLM would have, and counts when it profiles the memory of a GPU."""
     embedding_bytes: int
 
     @classmethod
-    def of(cls, vllm_config: Any, of_vllm: int) -> Self | None:
-        """What an engine has; None if it keeps no encoder outputs, or another manager than semel's decides on them."""
+    def from_config(cls, vllm_config: Any, of_vllm: int) -> Self | None:
+        """Compute it for an engine; None if it caches no encoder outputs, or by another manager than semel's."""
         model, manager = vllm_config.model_config, vllm_config.ec_manager_config
         if not model.supports_multimodal_inputs or model.is_encoder_decoder:
             return None
@@ -67,13 +67,13 @@ def check_encoder_cache(vllm_config: Any) -> None:
 
 def log_encoder_cache(llm: Any) -> None:
     """Say what the encoder cache of a running `AsyncLLM` may take."""
-    size = EncoderCacheSize.of(llm.vllm_config, llm.input_processor.mm_encoder_cache_size)
+    size = EncoderCacheSize.from_config(llm.vllm_config, llm.input_processor.mm_encoder_cache_size)
     if size is not None:
         logger.info("the encoder cache holds %s", size)
 
 
 def embedding_bytes(model_config: Any) -> int:
-    """What one embedding takes. Some models put what several layers of their encoder made side by side."""
+    """Return what one embedding takes. Some models put what several layers of their encoder made side by side."""
     vision = getattr(model_config.hf_config, "vision_config", None)
     layers = 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
     return int(model_config.get_inputs_embeds_size() * layers * model_config.dtype.itemsize)

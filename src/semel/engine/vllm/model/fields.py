@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from semel.core import Feature, Field, Tensor
-from semel.engine.vllm.model.item import tensors_of
+from semel.engine.vllm.model.item import to_tensors
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import to_torch
 
@@ -21,7 +21,7 @@ __all__ = ["ItemFields"]
 
 @dataclass(frozen=True, slots=True)
 class _Prototype:
-    """How the engine treats a field."""
+    """The engine's treatment of a field."""
 
     field: Any
     """vLLM's own, without the slices of a batch: serialising k items of one batch would cost k²."""
@@ -30,7 +30,7 @@ class _Prototype:
     """Or else a number, or a list of them."""
 
     @classmethod
-    def of(cls, element: Any) -> Self:
+    def from_element(cls, element: Any) -> Self:
         field = element.field
         if hasattr(field, "slices"):
             field = dataclasses.replace(field, slices=[])
@@ -38,12 +38,12 @@ class _Prototype:
             field = dataclasses.replace(field, batch_size=1)
         return cls(field, hasattr(element.data, "numel"))
 
-    def data_of(self, tensor: Tensor) -> Any:
+    def to_data(self, tensor: Tensor) -> Any:
         values = to_torch(tensor)
         return values if self.is_tensor else values.tolist()
 
-    def batch_of(self, data: Any) -> Any:
-        """A field's data as the HF processor returns it for one item alone."""
+    def to_batch(self, data: Any) -> Any:
+        """Return a field's data as the HF processor returns it for one item alone."""
         from vllm.multimodal.inputs import MultiModalBatchedField
 
         if not isinstance(self.field, MultiModalBatchedField):
@@ -63,14 +63,14 @@ class ItemFields:
         """What the contract requires of them."""
 
     @classmethod
-    def of(cls, items: Sequence[Any]) -> Self:
-        """The fields that all of these items have."""
+    def from_items(cls, items: Sequence[Any]) -> Self:
+        """Return the fields that all of these items have."""
         first = items[0]
-        prototypes = {name: _Prototype.of(first[name]) for name in sorted(first)}
+        prototypes = {name: _Prototype.from_element(first[name]) for name in sorted(first)}
         for item in items:
-            if {name: _Prototype.of(item[name]) for name in sorted(item)} != prototypes:
+            if {name: _Prototype.from_element(item[name]) for name in sorted(item)} != prototypes:
                 raise ConfigError("the fields of its items differ in kind from item to item")
-        tensors = [tensors_of(item) for item in items]
+        tensors = [to_tensors(item) for item in items]
         return cls(
             prototypes,
             {name: _field(name, [one[name] for one in tensors]) for name in prototypes},
@@ -78,7 +78,7 @@ class ItemFields:
         )
 
     def build(self, feature: Feature) -> Any:
-        """The engine's item for a feature that the contract admits. It has no trace of any neighbour."""
+        """Return the engine's item for a feature that the contract admits. It has no trace of any neighbour."""
         from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem
 
         for name, value in self._constants.items():
@@ -86,16 +86,16 @@ class ItemFields:
                 raise FeatureRejected(f"{name} is the same for all of this model's items, the feature has another")
         return MultiModalKwargsItem(
             {
-                name: MultiModalFieldElem(data=prototype.data_of(feature.tensors[name]), field=prototype.field)
+                name: MultiModalFieldElem(data=prototype.to_data(feature.tensors[name]), field=prototype.field)
                 for name, prototype in self._prototypes.items()
             }
         )
 
     def check_rows(self, processor: Any, feature: Feature, item: Any) -> None:
-        """A field that is cut by what another field counts has to be used up by it, as vLLM cuts it."""
+        """Check that the counts in one field use up the field that vLLM cuts by them."""
         from transformers import BatchFeature
 
-        batch = {name: prototype.batch_of(item[name].data) for name, prototype in self._prototypes.items()}
+        batch = {name: prototype.to_batch(item[name].data) for name, prototype in self._prototypes.items()}
         try:
             configs = processor._get_mm_fields_config(BatchFeature(batch), _options(feature))
             cut = {
@@ -114,7 +114,7 @@ class ItemFields:
 
 
 def _is_constant(element: Any, name: str, tensors: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Whether a field belongs to the model rather than to an item: some models take it over for every later request."""
+    """Check whether a field belongs to the model and not to an item: some models apply it to every later request."""
     from vllm.multimodal.inputs import MultiModalSharedField
 
     is_shared = isinstance(element.field, MultiModalSharedField)

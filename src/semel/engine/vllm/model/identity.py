@@ -1,4 +1,4 @@
-"""What the encoder of an engine is: a hash of everything that may change a bit of its outputs.
+"""Identity of an engine's encoder: a hash of everything that may change a bit of its outputs.
 
 Engines with the same identity may use each other's encoder outputs. It covers the encoder's weights as they lie in the
 model's files, its configuration, and how and on what vLLM runs it. The folder's name and the revision are no part of
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def encoder_identity(vllm_config: Any, folder: Path) -> bytes | None:
-    """The identity of an engine's encoder; None, with a line in the log, if it cannot be known.
+    """Return the identity of an engine's encoder; None, with a line in the log, if it cannot be known.
 
     Reads the encoder's weights: for a thread, at the speed of the disk.
     """
@@ -54,7 +54,7 @@ def encoder_identity(vllm_config: Any, folder: Path) -> bytes | None:
 
 
 def identity_parts(vllm_config: Any) -> dict[str, Any]:
-    """Everything but the weights."""
+    """Return everything but the weights."""
     import torch
     from vllm.platforms import current_platform
 
@@ -86,7 +86,7 @@ def identity_parts(vllm_config: Any) -> dict[str, Any]:
 
 
 def hash_weights(folder: Path, is_language_model: Callable[[str], bool]) -> bytes:
-    """The hash of all tensors in a folder's safetensors files that are not the language model's, by name."""
+    """Return the hash of all tensors in a folder's safetensors files that are not the language model's, by name."""
     tensors = sorted(
         (tensor for path in folder.glob("*.safetensors") for tensor in _tensors(path)),
         key=lambda tensor: (tensor.name, tensor.path.name),
@@ -152,7 +152,7 @@ def _weights(vllm_config: Any, folder: Path) -> bytes:
 
 
 def _language_model_of(model_class: Any) -> Callable[[str], bool]:
-    """Whether a tensor of a model's files belongs to its language model, and to nothing that an encoder uses."""
+    """Return whether a tensor of a model's files belongs to its language model, and to nothing that an encoder uses."""
     mapper = getattr(model_class, "hf_to_vllm_mapper", None)
 
     def is_language_model(name: str) -> bool:
@@ -179,7 +179,7 @@ def _capability(current_platform: Any) -> str:
 
 
 def _processor() -> list[str]:
-    """The kind of processor: its instructions decide how sums are added up."""
+    """Return the kind of processor: its instructions decide how sums are added up."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""One item as vLLM has it: made from a medium, written as tensors, and a ghost of the medium to lay it out again.
+"""One item as vLLM has it: made from a medium, written as tensors, and a stub of the medium to lay it out again.
 
 vLLM calls a model's HF processor and cuts what it returns into items. An item is what the engine's cache holds and what
 its encoder takes, so it is what a feature carries. The layout of an item follows from the item and from what vLLM sees
-of its medium: sizes, lengths and times, never pixels. A ghost has these and takes no memory.
+of its medium: sizes, lengths and times, never pixels. A stub has these and takes no memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from semel.core import Layout, Mask, Modality, Origin, Tensor
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import from_torch
 
-__all__ = ["ghost_of", "lay_out", "make_item", "parse", "tensors_of"]
+__all__ = ["lay_out", "make_item", "make_stub", "parse", "to_tensors"]
 
 _MAX_SHAPES: Final[Mapping[Modality, tuple[int, ...]]] = {
     "image": (1 << 17, 1 << 17),
@@ -26,12 +26,12 @@ _MAX_SIZE: Final = 1 << 36  # the pixels of a video of 65,536 frames of 1024×10
 
 
 def parse(processor: Any, modality: Modality, medium: Any) -> Any:
-    """One medium as vLLM's processor takes it."""
+    """Convert one medium to vLLM's items."""
     return processor.info.parse_mm_data({modality: [medium]})
 
 
 def make_item(processor: Any, modality: Modality, items: Any, options: Mapping[str, object]) -> Any:
-    """The item that vLLM's processor makes of the only medium."""
+    """Return the item that vLLM's processor makes of the only medium."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
     output = processor._apply_hf_processor_main(items, options)
@@ -49,7 +49,7 @@ def lay_out(
     options: Mapping[str, object],
     part_of: Callable[[Any], slice],
 ) -> Layout:
-    """What vLLM puts in the place of the only item of a prompt; `part_of` tells which tokens are the item's own."""
+    """Return what vLLM puts in the place of a prompt's only item; `part_of` tells which tokens are the item's own."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
     updates = processor._get_prompt_updates(items, options, MultiModalKwargsItems({modality: [item]}))
@@ -59,13 +59,13 @@ def lay_out(
     return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)
 
 
-def tensors_of(item: Any) -> Mapping[str, Tensor]:
-    """An item's data by the names of its fields, which are sorted; a list of numbers becomes a tensor."""
+def to_tensors(item: Any) -> Mapping[str, Tensor]:
+    """Return an item's data by the names of its fields, which are sorted; a list of numbers becomes a tensor."""
     return {name: from_torch(_as_tensor(name, item[name].data)) for name in sorted(item)}
 
 
-def ghost_of(modality: Modality, origin: Origin) -> Any:
-    """A medium with the shape of the original, without content and without memory."""
+def make_stub(modality: Modality, origin: Origin) -> Any:
+    """Return a medium with the shape of the original, without content and without memory."""
     import numpy as np
 
     limits = _MAX_SHAPES[modality]
@@ -91,7 +91,7 @@ def _as_tensor(name: str, data: Any) -> Any:
 
 
 def _is_numbers(data: Any) -> bool:
-    """Whether a field's data is a list of numbers."""
+    """Return whether a field's data is a list of numbers."""
     return isinstance(data, list | tuple) and all(isinstance(number, int | float) for number in data)
 
 

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Self
 
 from blake3 import blake3
 
 from semel.cache import LayoutCache
-from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
+from semel.core import Contract, Digest, Feature, Field, Layout, LruMap, Modality, Origin, Target
 from semel.engine.vllm.model.assembly import company_limits
 from semel.engine.vllm.model.fields import ItemFields
-from semel.engine.vllm.model.item import ghost_of, lay_out, make_item, parse
-from semel.engine.vllm.model.probes import probes
+from semel.engine.vllm.model.item import lay_out, make_item, make_stub, parse
 from semel.engine.vllm.model.prompt_rules import item_part
-from semel.engine.vllm.model.rendering import rendering_of
-from semel.engine.vllm.model.shapes import ShapeRegistry
+from semel.engine.vllm.model.rendering import read_rendering
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import Family, family_of, to_torch
 
-__all__ = ["VllmModel"]
+__all__ = ["ShapeRegistry", "VllmModel"]
 
 _MIN_PROBES: Final = 2
 _MAX_COUNTED_BYTES: Final = 1 << 20
@@ -34,7 +32,87 @@ _MAX_COUNTED_FLOATS: Final = 64
 _MAX_VALUE: Final = 65_504.0  # of float16: an encoder makes infinities of what is larger, and then NaN
 _FOREIGN: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
 
+_MAX_DIGESTS: Final = 1 << 18
+"""More than any engine's caches hold; an entry takes about 200 bytes."""
+
+_SIDES: Final = (
+    *((112, 112), (56, 56), (168, 224), (640, 480), (1024, 1024)),
+    *((1920, 1080), (300, 900), (2000, 300), (4096, 64)),
+)
+"""Widths and heights."""
+
+_SECONDS: Final = (1.0, 0.4, 2.5, 5.0, 15.0, 31.0)
+_VIDEOS: Final = ((4, 112, 112), (8, 112, 112), (8, 168, 224), (16, 224, 112))
+"""Frames, heights and widths."""
+
 logger = logging.getLogger(__name__)
+
+
+def _probes(processor: Any, modality: Modality) -> Iterator[Any]:
+    """Yield media that differ as much as clients' do. They are not black: a processor may look for content."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    if modality == "image":
+        for width, height in (*_SIDES, *_largest(processor)):
+            yield Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+    elif modality == "audio":
+        rate = processor.info.get_feature_extractor().sampling_rate
+        for seconds in _SECONDS:
+            yield random.standard_normal(int(seconds * rate), np.float32) * np.float32(0.1)
+    else:
+        for shape in _VIDEOS:
+            pixels = random.integers(0, 256, (*shape, 3), np.uint8)
+            yield (pixels, _times(shape[0])) if processor.data_parser.video_needs_metadata else pixels
+
+
+def _times(frames: int) -> dict[str, Any]:
+    """Return the timing for a model that wants it: two frames take a second."""
+    described = {"total_num_frames": frames, "fps": 2.0, "duration": frames / 2, "video_backend": "opencv"}
+    return {**described, "frames_indices": list(range(frames)), "do_sample_frames": False}
+
+
+def _largest(processor: Any) -> Iterator[tuple[int, int]]:
+    """Yield the size of the image with the most tokens, where the model tells and it is no larger than a photograph."""
+    tell = getattr(processor.info, "get_image_size_with_most_features", None)
+    if tell is None:
+        return
+    try:
+        width, height = tell()
+    except Exception:  # noqa: BLE001 - foreign code; there are other probes
+        return
+    if width * height <= 4096 * 4096:
+        yield width, height
+
+
+class ShapeRegistry:
+    """The shapes of the features that went into an engine lately, by digest.
+
+    An engine that holds an item goes by its digest alone. A second feature under the same digest, well-formed but of
+    another size, would be counted by its own layout and filled with the first one's embeddings; that ends the engine.
+    So its shape must be the same each time. What the digest stands for cannot be checked (requirements D7).
+    """
+
+    def __init__(self, max_digests: int = _MAX_DIGESTS) -> None:
+        self._shapes: LruMap[Digest, int] = LruMap(max_digests)
+
+    def agrees(self, digest: Digest, feature: Feature) -> bool:
+        """Return whether a digest is new or came with the same shape before; then it is remembered."""
+        tensors = tuple((name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items())
+        shape = hash((feature.modality, feature.layout, tensors))
+        if self._shapes.peek(digest) not in (None, shape):
+            return False
+        self._shapes.put(digest, shape)
+        return True
+
+    def refer(self, digest: Digest) -> None:
+        """Keep a digest that came without its feature as long as one that came with it."""
+        self._shapes.get(digest)
+
+    def forget(self) -> None:
+        """Forget all, when the engine does."""
+        self._shapes.clear()
 
 
 class VllmModel:
@@ -55,8 +133,8 @@ class VllmModel:
         self.known = ShapeRegistry()
 
     @classmethod
-    def of(cls, llm: Any) -> Self:
-        """The model that an `AsyncLLM` serves."""
+    def from_llm(cls, llm: Any) -> Self:
+        """Return the model that an `AsyncLLM` serves."""
         from vllm.multimodal import MULTIMODAL_REGISTRY
 
         config = llm.model_config
@@ -67,23 +145,23 @@ class VllmModel:
 
     @property
     def target(self) -> Target:
-        """What the engine expects of a feature's numbers."""
+        """The dtype and device that the engine expects of a feature's numbers."""
         multimodal = self._config.get_multimodal_config()
         return Target(
             dtype=str(self._config.dtype).removeprefix("torch."),
             normalisation="engine" if multimodal.mm_device_do_normalize else "processor",
             options=multimodal.mm_processor_kwargs or {},
-            rendering=rendering_of(self._config),
+            rendering=read_rendering(self._config),
         )
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether items go to an encoder's prompt of their own."""
+        """True if items go to an encoder's prompt of their own."""
         return bool(self._config.is_encoder_decoder)
 
     @property
     def max_items(self) -> Mapping[Modality, int]:
-        """How many items of a modality one prompt may have; a modality that is switched off is not listed."""
+        """Maximum number of items of a modality in one prompt; a modality that is switched off is not listed."""
         return {modality: limit for modality, limit in self._limits.items() if modality in self._items}
 
     @property
@@ -95,11 +173,11 @@ class VllmModel:
         return () if type(self._family).check is not Family.check else tuple(self._items)
 
     def fields(self, modality: Modality) -> Mapping[str, Field]:
-        """What the tensors of one item have in common."""
+        """Return what the tensors of one item have in common."""
         return self._items[modality].fields
 
     def check(self, feature: Feature) -> str | None:
-        """What is wrong with a feature's values that names, dtypes and shapes cannot tell."""
+        """Return what is wrong with a feature's values that names, dtypes and shapes cannot tell."""
         for name, tensor in feature.tensors.items():
             values = to_torch(tensor)
             if not values.is_floating_point() or not values.numel():
@@ -126,7 +204,7 @@ class VllmModel:
                 logger.warning("%s is wider than all probes: %r for %s", name, feature.tensors[name], expected)
 
     def build(self, feature: Feature) -> Any:
-        """The engine's item for a feature that the contract admits; its layout is proven."""
+        """Return the engine's item for a feature that the contract admits; its layout is proven."""
         fields = self._items[feature.modality]
         item = fields.build(feature)
         if feature.modality in self._counts_rows:
@@ -144,7 +222,7 @@ class VllmModel:
         """Learn the fields of a modality; one that the processor cannot do is switched off."""
         made = []
         cause: Exception | None = None
-        for medium in probes(self.processor, modality):
+        for medium in _probes(self.processor, modality):
             try:
                 made.append(make_item(self.processor, modality, parse(self.processor, modality, medium), {}))
             except Exception as error:  # noqa: BLE001 - foreign code: a probe may be too long or too thin for a model
@@ -153,7 +231,7 @@ class VllmModel:
             logger.error("this model takes no %s: its processor refuses semel's probes: %r", modality, cause)
             return
         try:
-            self._items[modality] = ItemFields.of(made)
+            self._items[modality] = ItemFields.from_items(made)
         except ConfigError as error:
             logger.error("this model takes no %s through semel: %s", modality, error)  # noqa: TRY400 - it says all
             return
@@ -163,7 +241,7 @@ class VllmModel:
             self._counts_rows.add(modality)
 
     def _check_layout(self, feature: Feature, item: Any) -> None:
-        """The model's own replacement for this item has to be the feature's layout."""
+        """Check that the model's own replacement for this item is the feature's layout."""
         modality, origin = feature.modality, feature.origin
         if origin is not None:
             expected = self._expected(feature, origin, item)
@@ -180,7 +258,7 @@ class VllmModel:
             raise FeatureRejected(f"the {modality} feature has {feature.layout!r}, its tensors make {expected!r}")
 
     def _expected(self, feature: Feature, origin: Origin, item: Any) -> Layout:
-        """The layout that follows from a feature's origin and the numbers in it; computed once for all of a size."""
+        """Compute the layout from a feature's origin and the numbers in it, once for all of a size."""
         key = (feature.modality, origin.shape, _text(origin.metadata), _text(origin.options), *_counts(feature))
         if (layout := self._layouts.get(key)) is None:
             layout = self._replacement(feature.modality, origin, item, origin.options or {})
@@ -195,14 +273,14 @@ class VllmModel:
         try:
             items = MultiModalDataItems({})
             if origin is not None:
-                items = parse(self.processor, modality, ghost_of(modality, origin))
+                items = parse(self.processor, modality, make_stub(modality, origin))
             part_of = partial(item_part, self.processor, self._family, self._hf_config)
             return lay_out(self.processor, modality, items, item, options, part_of)
         except _FOREIGN as error:
             raise FeatureRejected(f"the {modality} feature cannot be laid out: {type(error).__name__}") from error
 
     def _can_count_rows(self, modality: Modality, item: Any) -> bool:
-        """Whether vLLM cuts an item's own tensors as it cut those of the HF processor, so that rows can be compared."""
+        """Check that vLLM cuts an item's own tensors as those of the HF processor, so that rows can be compared."""
         try:
             self._items[modality].check_rows(self.processor, Feature(modality, {}, Layout(())), item)
         except FeatureRejected as error:
@@ -211,7 +289,7 @@ class VllmModel:
         return True
 
     def _knows_layout(self, modality: Modality, item: Any) -> bool:
-        """Whether the model tells the layout of such an item from its tensors alone."""
+        """Return whether the model tells the layout of such an item from its tensors alone."""
         try:
             self._replacement(modality, None, item, {})
         except FeatureRejected:
@@ -224,7 +302,7 @@ def _text(value: Mapping[str, object] | None) -> str:
 
 
 def _counts(feature: Feature) -> list[object]:
-    """What a layout may depend on: the numbers that count, and of pixels and samples the shape."""
+    """Return what a layout may depend on: the numbers that count, and of pixels and samples the shape."""
     counts: list[object] = []
     for name, tensor in feature.tensors.items():
         counts += (name, tensor.dtype, tensor.shape)

@@ -17,8 +17,8 @@ from typing import Any, Self
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.compat.versions import check_processor
 from semel.engine.vllm.model.assembly import Assembler
-from semel.engine.vllm.model.item import lay_out, make_item, parse, tensors_of
-from semel.engine.vllm.model.prompt_rules import modalities_of
+from semel.engine.vllm.model.item import lay_out, make_item, parse, to_tensors
+from semel.engine.vllm.model.prompt_rules import supported_modalities
 from semel.engine.vllm.model.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image
@@ -44,7 +44,7 @@ class VllmProcessor:
 
     config: Mapping[str, Any]
     family: Family
-    """What semel knows of the model's family; of one that it does not know, the defaults."""
+    """The model's family; the defaults if semel does not know it."""
 
     limits: DecodeLimits
     assembler: Assembler
@@ -72,7 +72,7 @@ class VllmProcessor:
                 f"every worker and frontend with --processor hf. vLLM says: {' '.join(str(error).split())}"
             ) from error
         if "video" in (rendering.media_io_kwargs or {}):
-            VideoLoader.of(model_config).check()
+            VideoLoader.from_config(model_config).check()
         within = Within("vllm", version, type(processor).__qualname__)
         own_config = model_config.hf_config.to_dict() if rendering.hf_overrides else config
         model_type = {**config, **(rendering.hf_overrides or {})}.get("model_type", "")
@@ -84,7 +84,9 @@ class VllmProcessor:
             config=own_config,
             family=family,
             limits=limits or DecodeLimits(),
-            assembler=Assembler(processor, {}) if encoder_decoder else Assembler.of(processor, family, own_config),
+            assembler=Assembler(processor, {})
+            if encoder_decoder
+            else Assembler.from_processor(processor, family, own_config),
             fingerprint=fingerprint(
                 hf_processor,
                 config,
@@ -107,27 +109,27 @@ class VllmProcessor:
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
+        """True if items go to an encoder's own prompt instead of taking positions in the decoder's."""
         return bool(self.processor.info.ctx.model_config.is_encoder_decoder)
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What the processor takes."""
-        return modalities_of(self.processor)
+        """The modalities that the processor takes."""
+        return supported_modalities(self.processor)
 
     @property
     def placeholders(self) -> Mapping[Modality, str]:
-        """What stands for an item of a modality in the prompt's text; nothing where items are inserted."""
+        """The text of an item by modality in the prompt's text; none where items are inserted."""
         rules = self.assembler.rules
         return {modality: rule.text for modality, rule in rules.items() if rule.text is not None}
 
     @property
     def assembly(self) -> Mapping[Modality, AssemblyKind]:
-        """How the items of each modality enter a prompt."""
+        """The assembler of prompts with items."""
         return {modality: rule.kind for modality, rule in self.assembler.rules.items()}
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text of the index-th item (from 1) of a modality, for a chat template that takes no items."""
         try:
             text: str | None = self.model.get_placeholder_str(modality, index)
         except ValueError:  # how a model says that it has no words for a modality
@@ -135,15 +137,15 @@ class VllmProcessor:
         return text or self.placeholders.get(modality, "")
 
     def placeholder_text(self, modality: Modality) -> str:
-        """What stands in a prompt's text where the chat template has written a modality's placeholder."""
+        """Return what stands in a prompt's text where the chat template has written a modality's placeholder."""
         return self.family.placeholder_text(modality, self.placeholders[modality])
 
     def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
-        """The prompt of a text with these items, by the model's own rules."""
+        """Return the prompt of a text with these items, by the model's own rules."""
         return self.assembler.assemble(token_ids, items)
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
-        """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+        """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
         modality = media.modality
         if modality not in self.modalities:
             raise InvalidRequest(f"this model takes no {modality}; it takes {', '.join(self.modalities)}")
@@ -152,16 +154,16 @@ class VllmProcessor:
         items, item = self._call(modality, decoded, options or {})
         layout = self._layout(modality, items, item, options or {})
         pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
-        return Feature(modality, tensors_of(item), layout, origin_of(modality, pixels, options or {}, metadata))
+        return Feature(modality, to_tensors(item), layout, origin_of(modality, pixels, options or {}, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
-        """The layout of the feature that `process` would make."""
+        """Return the layout of the feature that `process` would make."""
         return self.process(media, options).layout
 
     def cut(self, media: Media) -> Pieces:
-        """A clip in pieces that the model's encoder takes, each of which can be processed."""
-        heard = self.processor.info.get_feature_extractor()
-        return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
+        """Return a clip in pieces that the model's encoder takes, each of which can be processed."""
+        extractor = self.processor.info.get_feature_extractor()
+        return cut_audio(media.data, self.limits, sampling_rate=extractor.sampling_rate, max_s=extractor.chunk_length)
 
     def _decode(self, media: Media) -> Any:
         if media.modality == "image":
@@ -170,10 +172,10 @@ class VllmProcessor:
             rate = self.processor.data_parser.audio_resampler.target_sr
             rate = rate or self.processor.info.get_feature_extractor().sampling_rate
             return decode_audio(media.data, self.limits, sampling_rate=int(rate))
-        return VideoLoader.of(self.processor.info.ctx.model_config).load(media.data, self.limits)
+        return VideoLoader.from_config(self.processor.info.ctx.model_config).load(media.data, self.limits)
 
     def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> tuple[Any, Any]:
-        """The medium as vLLM parses it, and the item that it makes of it."""
+        """Return the medium as vLLM parses it, and the item that it makes of it."""
         try:
             items = parse(self.processor, modality, decoded)
             return items, make_item(self.processor, modality, items, options)
@@ -197,12 +199,12 @@ class VllmProcessor:
         return layout
 
     def _part(self, modality: Modality, content: Any) -> slice:
-        """What is the item's of that which vLLM puts in its place."""
+        """Return what is the item's of that which vLLM puts in its place."""
         return self.assembler.own_part(modality, content, self.family, self.config)
 
 
 def _code(folder: Path) -> Mapping[str, bytes]:
-    """The model's code, by the names of its files."""
+    """Return the model's code, by the names of its files."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in code_files(folder)}
 
 
@@ -244,7 +246,7 @@ def _field_configs(
 def _update(
     processor: Any, modality: Modality, items: Any, output: Mapping[str, Any], options: Mapping[str, object]
 ) -> Any:
-    """What the only item of a prompt puts in place of what."""
+    """Return what the only item of a prompt puts in place of what."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
     configs = _field_configs(processor, modality, output, options)

@@ -1,4 +1,4 @@
-"""How the items of a model enter its prompts, read from the processor that vLLM registers for it.
+"""Rules by which the items of a model enter its prompts, read from the processor that vLLM registers for it.
 
 No family is named here. What a processor overrides of vLLM's base class says whether it has rules of its own, and what
 it does with one small item, made up by vLLM itself, says what it replaces or where it inserts.
@@ -15,7 +15,7 @@ from typing import Any, Final
 from semel.core import AssemblyKind, Modality
 from semel.processing import Family
 
-__all__ = ["PromptRule", "has_own_prompt", "item_part", "modalities_of", "overrides", "prompt_rules"]
+__all__ = ["PromptRule", "has_own_prompt", "item_part", "overrides", "prompt_rules", "supported_modalities"]
 
 _MODALITIES: Final[tuple[Modality, ...]] = ("audio", "image", "video")
 _PROBE_SIDE: Final = 112
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PromptRule:
-    """How the items of one modality enter a prompt."""
+    """The rule by which the items of one modality enter a prompt."""
 
     kind: AssemblyKind
     text: str | None
-    """What stands for an item in the prompt's text: a token, or several. None where an item is inserted.
+    """The placeholder of an item in the prompt's text: a token, or several. None where an item is inserted.
 
     If items are numbered in the text, it is the part before the number.
     """
@@ -47,36 +47,36 @@ class PromptRule:
     """vLLM's prompt updates of a small item, of which one is applied. Another item's differ in their content only."""
 
     before: tuple[int, ...] = ()
-    """What an update's content has before the item's own tokens."""
+    """The tokens of an update's content before the item's own."""
 
     behind: tuple[int, ...] = ()
-    ghost: Any = None
+    stub: Any = None
     """The small item, as vLLM's parser takes it; it stands for any other in a prompt that is assembled."""
 
     is_numbered: bool = False
-    """Whether the number of an item in its prompt is written among its own tokens."""
+    """True if the number of an item in its prompt is written among its own tokens."""
 
 
-def modalities_of(processor: Any) -> tuple[Modality, ...]:
-    """What a processor takes."""
+def supported_modalities(processor: Any) -> tuple[Modality, ...]:
+    """Return what a processor takes."""
     supported = processor.info.supported_mm_limits
     return tuple(modality for modality in _MODALITIES if supported.get(modality, 0) != 0)
 
 
 def overrides(processor: Any, method: str) -> bool:
-    """Whether a processor has a method of its own, and not that of vLLM's base class."""
+    """Return whether a processor has a method of its own, and not that of vLLM's base class."""
     from vllm.multimodal.processing import BaseMultiModalProcessor
 
     return getattr(type(processor), method, None) is not getattr(BaseMultiModalProcessor, method, None)
 
 
 def has_own_prompt(processor: Any) -> bool:
-    """Whether a processor has rules of its own for the whole prompt."""
+    """Return whether a processor has rules of its own for the whole prompt."""
     return any(overrides(processor, method) for method in _PROMPT_METHODS)
 
 
 def item_part(processor: Any, family: Family, config: Mapping[str, Any], content: Any) -> slice:
-    """Which tokens of an update's content are the item's own, and not text around it.
+    """Return which tokens of an update's content are the item's own, and not text around it.
 
     Where a processor looks for its items in the finished prompt itself, their first and last tokens may have merged
     with the text. These are text then: an item's own tokens reach from its first embedding to its last.
@@ -88,8 +88,8 @@ def item_part(processor: Any, family: Family, config: Mapping[str, Any], content
 
 
 def prompt_rules(processor: Any, family: Family, config: Mapping[str, Any]) -> Mapping[Modality, PromptRule]:
-    """The rule of each modality. One whose items cannot enter a prompt is missing, and a warning says why."""
-    found = {modality: _rule(processor, family, config, modality) for modality in modalities_of(processor)}
+    """Return the rule of each modality. One whose items cannot enter a prompt is missing, and a warning says why."""
+    found = {modality: _rule(processor, family, config, modality) for modality in supported_modalities(processor)}
     rules = {modality: rule for modality, rule in found.items() if rule is not None}
     texts = [rule.text for rule in rules.values() if rule.text is not None]
     if len(set(texts)) == len(texts):
@@ -100,8 +100,8 @@ def prompt_rules(processor: Any, family: Family, config: Mapping[str, Any]) -> M
 
 def _rule(processor: Any, family: Family, config: Mapping[str, Any], modality: Modality) -> PromptRule | None:
     try:
-        ghost = _dummy(processor, modality)
-        updates = _updates(processor, modality, ghost)
+        stub = _dummy(processor, modality)
+        updates = _updates(processor, modality, stub)
     except Exception as error:  # noqa: BLE001 - foreign code: a modality that it cannot do must not take the others along
         logger.warning("vLLM makes nothing of its own dummy %s (%r): its dummy text has to tell", modality, error)
         return _rule_of_text(processor, family, modality)
@@ -115,13 +115,13 @@ def _rule(processor: Any, family: Family, config: Mapping[str, Any], modality: M
         updates=updates,
         before=tuple(content.full[:start]),
         behind=tuple(content.full[end:]),
-        ghost=ghost,
+        stub=stub,
         is_numbered=_renumbered(processor, updates[0]).content.full != content.full,
     )
 
 
 def _rule_of_text(processor: Any, family: Family, modality: Modality) -> PromptRule | None:
-    """A rule without an item to see it on: only a placeholder of one token can be replaced."""
+    """Return a rule without an item to see it on: only a placeholder of one token can be replaced."""
     tokenizer = processor.info.get_tokenizer()
     text = processor.dummy_inputs.get_dummy_text({modality: 1})
     if len(tokenizer.encode(text, add_special_tokens=False)) == 1 and _has_plain_prompt(processor, family):
@@ -141,7 +141,7 @@ def _text(processor: Any, updates: tuple[Any, ...]) -> str | None:
 
 
 def _is_plain(processor: Any, family: Family, updates: tuple[Any, ...], text: str | None) -> bool:
-    """Whether replacing one placeholder token by the item's own tokens is all that happens."""
+    """Return whether replacing one placeholder token by the item's own tokens is all that happens."""
     target, tokenizer = updates[0].target, processor.info.get_tokenizer()
     return (
         _has_plain_prompt(processor, family)
@@ -154,7 +154,7 @@ def _is_plain(processor: Any, family: Family, updates: tuple[Any, ...], text: st
 
 
 def _has_plain_prompt(processor: Any, family: Family) -> bool:
-    """A family of ours that cuts items out of their content writes the text around them itself."""
+    """Return a family of ours that cuts items out of their content writes the text around them itself."""
     return _cuts_items(family) or not has_own_prompt(processor)
 
 
@@ -169,15 +169,15 @@ def _replaces(update: Any) -> bool:
 
 
 def _renumbered(processor: Any, update: Any) -> Any:
-    """The update of the same item as the second of its prompt."""
+    """Return the update of the same item as the second of its prompt."""
     return processor._recompute_cached_prompt_update(update, 1)
 
 
-def _updates(processor: Any, modality: Modality, ghost: Any) -> tuple[Any, ...]:
-    """What the only item of a prompt puts in place of what, or inserts where."""
+def _updates(processor: Any, modality: Modality, stub: Any) -> tuple[Any, ...]:
+    """Return what the only item of a prompt puts in place of what, or inserts where."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
-    items = processor.info.parse_mm_data({modality: [ghost]}, validate=False)
+    items = processor.info.parse_mm_data({modality: [stub]}, validate=False)
     output = processor._apply_hf_processor_main(items, {})
     configs = processor._get_mm_fields_config(output, {})
     named = {name: config for name, config in configs.items() if config.modality == modality and name in output}

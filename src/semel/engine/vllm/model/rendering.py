@@ -1,4 +1,4 @@
-"""Which flags of vLLM change prompts or features, and what becomes of each.
+"""Flags of vLLM that change prompts or features, and what becomes of each.
 
 Every field of vLLM's `ModelConfig` and `MultiModalConfig` stands in one of three tables: it travels in the contract and
 frontends honour it, it changes no prompt and no feature, or it is refused when a worker starts. A test compares the
@@ -13,7 +13,7 @@ from typing import Any, Final
 from semel.core import Rendering
 from semel.errors import ConfigError
 
-__all__ = ["FORWARDED", "HARMLESS", "REFUSED", "aliases_of", "check_rendering_flags", "rendering_of"]
+__all__ = ["FORWARDED", "HARMLESS", "REFUSED", "check_rendering_flags", "model_aliases", "read_rendering"]
 
 FORWARDED: Final = frozenset(
     {
@@ -78,7 +78,7 @@ _MEDIA_OPTIONS: Final[Mapping[str, Mapping[str, Sequence[object]]]] = {
     "audio": {"audio_backend": ()},
     "image": {"image_mode": ("RGB",), "rgba_background_color": ([255, 255, 255], (255, 255, 255))},
 }
-"""What `--media-io-kwargs` may say: any value where there is none here, since semel decodes by itself; else these."""
+"""Values of `--media-io-kwargs`: any value where there is none here, since semel decodes by itself; else these."""
 
 
 def check_rendering_flags(arguments: Any) -> None:
@@ -94,8 +94,8 @@ def check_rendering_flags(arguments: Any) -> None:
     _check_format(arguments)
 
 
-def rendering_of(config: Any) -> Rendering:
-    """What frontends have to know of an engine's flags; `config` is vLLM's `ModelConfig`."""
+def read_rendering(config: Any) -> Rendering:
+    """Return what frontends have to know of an engine's flags; `config` is vLLM's `ModelConfig`."""
     if config.tokenizer_mode not in _MODES:
         raise ConfigError(
             f"vLLM renders the chats of this model by code of its own (--tokenizer-mode {config.tokenizer_mode}), "
@@ -118,8 +118,8 @@ def rendering_of(config: Any) -> Rendering:
     )
 
 
-def aliases_of(arguments: Any) -> tuple[str, ...]:
-    """The names of `--served-model-name` but the first, which vLLM's own config keeps."""
+def model_aliases(arguments: Any) -> tuple[str, ...]:
+    """Return the names of `--served-model-name` but the first, which vLLM's own config keeps."""
     names = arguments.served_model_name
     return tuple(dict.fromkeys(names[1:])) if isinstance(names, list) else ()
 
@@ -156,7 +156,7 @@ def _check_format(arguments: Any) -> None:
 
 
 def _is_mistral(model: str, revision: str | None, files: list[str]) -> bool:
-    """Whether vLLM would choose Mistral's format by itself."""
+    """Return whether vLLM would choose Mistral's format by itself."""
     from vllm.transformers_utils.repo_utils import any_pattern_in_repo_files, is_mistral_model_repo
 
     try:

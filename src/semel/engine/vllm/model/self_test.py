@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from semel.core import Contract, Digest, Feature, Item, Layout, Media, Modality, Placeholder, Prompt
-from semel.engine.vllm.model.item import make_item, parse, tensors_of
+from semel.engine.vllm.model.item import make_item, parse, to_tensors
 from semel.engine.vllm.model.model import VllmModel
 from semel.errors import ConfigError, FeatureRejected, RequestError, SemelError
 from semel.media.decode.warmup_media import image_file, sample_clip, video_file
@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 
 class _DifferenceError(Exception):
-    """What semel makes differs from what the engine makes."""
+    """A difference between a feature of semel's and the engine's own."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a self-test."""
+    """The result of a self-test."""
 
     faults: Mapping[Modality, str] = field(default_factory=dict)
     """The modalities that must not be served, and the first difference of each."""
@@ -59,7 +59,7 @@ class Verdict:
     """A small feature of each modality that may be."""
 
     def admitted(self, contract: Contract) -> Contract:
-        """The contract without the modalities that must not be served; raises if none is left of several or of one."""
+        """Return the contract without the modalities that failed; raises if none is left of several or of one."""
         for modality, fault in self.faults.items():
             logger.error("this worker takes no %s, because semel would not serve it as vLLM does: %s", modality, fault)
         if contract.fields and not contract.fields.keys() - self.faults:
@@ -83,7 +83,7 @@ class _Probe:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Compares the processor of the pools with the processor of an engine."""
+    """A comparison of the pools' processor with an engine's."""
 
     processor: Processor
     """As the pools run it."""
@@ -125,7 +125,7 @@ class SelfTest:
         return min((feature for _, feature in made.values()), key=lambda feature: len(feature.layout))
 
     def _feature(self, probe: _Probe) -> Feature | None:
-        """What the pools make of a probe, as a worker receives it; None if they refuse it, as they would a client's."""
+        """Process a probe as the pools do, as a worker receives it; None if they refuse it as they would a client's."""
         try:
             feature = self.processor.process(probe.media)
         except RequestError as error:
@@ -148,7 +148,7 @@ class SelfTest:
             built = self.model.build(feature)
         except FeatureRejected as error:
             raise _DifferenceError(f"{name} does not fit the engine's contract: {error}") from error
-        ours, theirs = tensors_of(built), tensors_of(own)
+        ours, theirs = to_tensors(built), to_tensors(own)
         if ours.keys() != theirs.keys():
             raise _DifferenceError(f"{name} has the fields {sorted(ours)}, vLLM's has {sorted(theirs)}")
         for key in ours:
@@ -179,7 +179,7 @@ class SelfTest:
                 raise _DifferenceError(f"{name} has item {index + 1} at {mine!r}, vLLM's has it at {its!r}")
 
     def _mark(self, modality: Modality, number: int) -> str:
-        """What stands for an item in a prompt: the words of the model around its placeholder, or that alone."""
+        """Return what stands for an item in a prompt: the words of the model around its placeholder, or that alone."""
         placeholder, words = self.processor.placeholders.get(modality, ""), self.processor.insertion(modality, number)
         return words if placeholder in words else placeholder
 
@@ -192,7 +192,7 @@ class SelfTest:
         return self.engine.apply(ProcessorInputs(tokens, items), TimingContext(enabled=False))
 
     def _load(self, media: Media) -> Any:
-        """The medium as vLLM's own loader decodes it."""
+        """Return the medium as vLLM's own loader decodes it."""
         from vllm.multimodal.media import MediaConnector
         from vllm.transformers_utils.processor import get_video_processor_cls_name
 
@@ -208,7 +208,7 @@ class SelfTest:
 
 
 def assembling(processor: Processor, tokenizer: Any) -> Assemble:
-    """Prompts as a frontend makes them; the tokenizer is the engine's, which a frontend's is held to."""
+    """Create a maker of prompts like a frontend's, with the engine's tokenizer, which a frontend's must equal."""
 
     def assemble(text: str, items: Sequence[Item], layouts: Sequence[Layout]) -> Prompt:
         for modality, placeholder in processor.placeholders.items():
@@ -225,7 +225,7 @@ def assembling(processor: Processor, tokenizer: Any) -> Assemble:
 
 
 def _sent(feature: Feature) -> Feature:
-    """A feature after it was sent and received."""
+    """Return a feature after it was sent and received."""
     body = pack(payload_of(1, Digest(bytes(Digest.size)), feature), _WHOLE)
     frames = encode(1, 1, body, [tensor.data.cast("B") for tensor in feature.tensors.values()])
     received = decode(frames, FROM_FRONTEND, _WHOLE)

@@ -33,8 +33,8 @@ class VideoLoader:
     media_io: Any
 
     @classmethod
-    def of(cls, model_config: Any) -> Self:
-        """The loader that vLLM takes for this model."""
+    def from_config(cls, model_config: Any) -> Self:
+        """Return the loader that vLLM takes for this model."""
         from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
         from vllm.multimodal.video import get_video_loader_backend_for_processor
         from vllm.transformers_utils.processor import get_video_processor_cls_name
@@ -61,7 +61,7 @@ class VideoLoader:
             raise ConfigError(f"--media-io-kwargs: vLLM's loader of videos refuses its options: {error}") from error
 
     def load(self, data: bytes, limits: DecodeLimits) -> tuple[Any, dict[str, Any]]:
-        """The frames that the model looks at, and what its processor learns about them."""
+        """Return the frames that the model looks at, and what its processor learns about them."""
 
         def decode(encoded: bytes, choose: _Choose) -> tuple[VideoHeader, Sequence[int], Any]:
             video = decode_video(encoded, limits, choose=choose)
@@ -109,7 +109,7 @@ def _chosen(kind: Any, source: Any, target: Any, sampling: Any) -> list[int]:
 
 
 def _reads_as_opencv(kind: Any) -> bool:
-    """Whether frames are read as vLLM's decoder does by default, which gives a frame once however often it is named."""
+    """Check that frames are read as vLLM's decoder does by default: a frame once, however often it is named."""
     from vllm.multimodal.video import VideoLoader as Base
 
     return bool(kind.read_frames.__func__ is Base.read_frames.__func__)

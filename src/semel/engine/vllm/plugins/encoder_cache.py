@@ -39,20 +39,20 @@ _EVICTIONS: Final[Mapping[str, Callable[[], Eviction]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderCacheConfig:
-    """What vLLM's `manager_config` may say."""
+    """The values of vLLM's `manager_config`."""
 
     eviction: str = "oldest-released"
-    """Which encoder output goes first: `oldest-released` or `cost-aware`."""
+    """The eviction policy: `oldest-released` or `cost-aware`."""
     cost_per_embedding: Mapping[str, float] = field(default_factory=dict)
-    """What encoding one embedding costs, by modality, in any unit; 1 where nothing is said. For `cost-aware`."""
+    """The cost of encoding one embedding, by modality, in any unit; 1 by default. For `cost-aware`."""
     metrics: str | None = None
     """The file to write the encoder's totals to."""
     embeddings: int | None = None
-    """How many embeddings stay on the device; vLLM's own number if nothing is said. Not for encoder-decoders."""
+    """Maximum number of embeddings on the device; vLLM's own number by default. Not for encoder-decoders."""
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
-        """The settings, checked."""
+        """Return the settings, checked."""
         unknown = settings.keys() - set(cls.__slots__)
         if unknown:
             raise ConfigError(
@@ -102,7 +102,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> EncoderCacheManager:
-        """Called by vLLM's scheduler."""
+        """Create the manager, for vLLM's scheduler."""
         is_encoder_decoder = vllm_config.model_config.is_encoder_decoder
         missing = "releases in constant time, cancelled encodes (a crash with priority scheduling), encoder metrics"
         if not is_tested("encoder cache", missing):
@@ -122,7 +122,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
 
     @property
     def totals(self) -> EncoderTotals:
-        """What the cache has done so far."""
+        """The running totals of the cache."""
         residency, counts = self.residency, self.residency.counts
         return EncoderTotals(
             queries=counts.queries,
@@ -143,7 +143,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         )
 
     def key(self, request: Any, index: int) -> Key:
-        """What an input's encoder output is kept under. An encoder-decoder shares none: its every input is its own."""
+        """Return the key of an input's encoder output. An encoder-decoder shares none: its every input has its own."""
         identifier = request.mm_features[index].identifier
         return identifier if self._shares else (identifier, request.request_id, index)
 
@@ -175,7 +175,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self.write_totals()
 
     def identifiers(self, keys: tuple[Key, ...]) -> list[str]:
-        """The keys as vLLM knows them."""
+        """Return the keys as vLLM knows them."""
         return [key[0] if isinstance(key, tuple) else str(key) for key in keys]
 
     # What vLLM calls.
@@ -186,7 +186,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self.write_totals()
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
-        """Whether the input's encoder output is resident; if so, the request refers to it from now on."""
+        """Return whether the input's encoder output is resident; if so, the request refers to it from now on."""
         key = self.key(request, input_id)
         if self.residency.size(key) is None or self._may_be_cancelled(request, key):
             return False
@@ -197,13 +197,13 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         return True
 
     def get_cached_num_encoder_embeds(self, request: Any, input_id: int) -> int | None:
-        """The embeddings of the input's encoder output, if it is resident."""
+        """Return the embeddings of the input's encoder output, if it is resident."""
         return self.residency.size(self.key(request, input_id))
 
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:
-        """Whether the input may be encoded, on top of what the request was promised before. Evicts nothing."""
+        """Return whether the input may be encoded, on top of what the request was promised before. Evicts nothing."""
         size = _size(request, input_id)
         if (
             size > encoder_compute_budget
@@ -223,20 +223,20 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self.residency.allocate(request.request_id, input_id, self.key(request, input_id), size, cost=cost)
 
     def get_cached_input_ids(self, request: Any) -> Any:
-        """The inputs of the request that refer to a resident encoder output."""
-        return self.residency.inputs_of(request.request_id)
+        """Return the inputs of the request that refer to a resident encoder output."""
+        return self.residency.held_inputs(request.request_id)
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:
-        """The request has used the input."""
+        """Release an input that the request has used."""
         self.residency.release(request.request_id, input_id)
 
     def free(self, request: Any) -> None:
-        """The request ended, was preempted, or was not scheduled after all."""
+        """Release all inputs of a request that ended, was preempted, or was not scheduled after all."""
         self._asker = ""
         self.residency.release_all(request.request_id)
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """What was evicted in this step."""
+        """Return what was evicted in this step."""
         evicted = self.settle().evicted if self.settles_itself else self.residency.evicted()
         return self.identifiers(evicted)
 
@@ -256,7 +256,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         return self.residency.free + self.residency.reclaimable
 
     def _may_be_cancelled(self, request: Any, key: Key) -> bool:
-        """Whether a running request would rely on an encode that may still be cancelled in this step (B7).
+        """Return whether a running request would rely on an encode that may still be cancelled in this step (B7).
 
         With priority scheduling, vLLM preempts requests that it has scheduled in the same step, but only while it
         goes through the running ones. A request that runs and meets an item which another one plans to encode in this
@@ -274,12 +274,12 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
 
 
 def _capacity(config: EncoderCacheConfig, of_vllm: int) -> int:
-    """The embeddings that the cache holds: never fewer than vLLM's own number, which has room for the largest item."""
+    """Return the capacity in embeddings: never below vLLM's own number, which has room for the largest item."""
     if config.embeddings is not None and config.embeddings < of_vllm:
         logger.warning("the encoder cache holds %d embeddings, not %d, as vLLM's does", of_vllm, config.embeddings)
     return max(config.embeddings or 0, of_vllm)
 
 
 def _size(request: Any, index: int) -> int:
-    """The embeddings of an input."""
+    """Return the embeddings of an input."""
     return num_embeds(request.mm_features[index])

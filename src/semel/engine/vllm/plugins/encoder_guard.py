@@ -37,7 +37,7 @@ from semel.engine.vllm.compat.internals import (
 from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 from semel.engine.vllm.plugins.rejection import Rejection, with_rejections
 
-__all__ = ["EncoderGuard", "FirstRunnerGuard", "SecondRunnerGuard", "guard_of"]
+__all__ = ["EncoderGuard", "FirstRunnerGuard", "SecondRunnerGuard", "create_guard"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +53,20 @@ class _Input:
     embeds: int
 
     @classmethod
-    def of(cls, request_id: str, index: int, feature: Any) -> Self:
-        """An item of a request."""
+    def from_feature(cls, request_id: str, index: int, feature: Any) -> Self:
+        """Return an item of a request."""
         return cls(request_id, index, feature.identifier, feature.modality, num_embeds(feature))
 
 
 class EncoderGuard(Protocol):
-    """Counts what the encoder of a worker process makes, and ends what does not fit."""
+    """A guard that compares the sizes of the encoder's outputs, and rejects what does not fit."""
 
     def tell(self, output: Any) -> Any:
-        """What a step gave, with what was rejected in it if that is already its output."""
+        """Return what a step gave, with what was rejected in it if that is already its output."""
 
 
-def guard_of(worker: Any, *, outlives_errors: bool) -> EncoderGuard | None:
-    """For a worker process whose model is loaded; None if its encoder cannot be guarded."""
+def create_guard(worker: Any, *, outlives_errors: bool) -> EncoderGuard | None:
+    """Create the guard of a worker process whose model is loaded; None if its encoder cannot be guarded."""
     if not runs_encoder(worker):
         return None
     if worker.vllm_config.parallel_config.pipeline_parallel_size > 1:
@@ -80,7 +80,7 @@ def guard_of(worker: Any, *, outlives_errors: bool) -> EncoderGuard | None:
 
 
 class _Findings:
-    """What was rejected and not yet said, and how wide the outputs of the encoder are."""
+    """Rejections that were not reported yet, and the width of the encoder's outputs."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -104,14 +104,14 @@ class _Findings:
         self._finite.ask([one.identifier for one in inputs], outputs)
 
     def reject(self, one: _Input, output: torch.Tensor | None) -> torch.Tensor:
-        """Something that fits an item of which the encoder, alone with it, has made this, or nothing."""
+        """Reject an item that the encoder, alone with it, made this or nothing of. Returns an output that fits."""
         rejection = Rejection(one.identifier, one.modality, one.embeds, None if output is None else len(output))
         logger.warning("%s (%s): its request has to end", rejection, one.identifier)
         self._rejections.append(rejection)
         return _fitted(self._sample(one.modality) if output is None else output, one.embeds)
 
     def tell(self, output: Any) -> Any:
-        """What a step gave, with what was rejected in it if that is already its output."""
+        """Return what a step gave, with what was rejected in it if that is already its output."""
         self._not_finite += self._finite.take()
         if not (self._rejections or self._not_finite):
             return output
@@ -122,14 +122,14 @@ class _Findings:
         return with_rejections(output, rejections, not_finite)
 
     def _sample(self, modality: str) -> torch.Tensor:
-        """An output without a row."""
+        """Return an output without a row."""
         if modality not in self._like:
             self._like[modality] = encode_sample(self._runner, modality)[:0].clone()
         return self._like[modality]
 
 
 class FirstRunnerGuard:
-    """Runs the encoder of vLLM's first model runner."""
+    """The guard for vLLM's first model runner."""
 
     def __init__(self, worker: Any, *, outlives_errors: bool) -> None:
         self._worker = worker
@@ -158,7 +158,7 @@ class FirstRunnerGuard:
         self._made[identifier] = (output, *step)
 
     def tell(self, output: Any) -> Any:
-        """What a step gave, with what was rejected in it if that is already its output."""
+        """Return what a step gave, with what was rejected in it if that is already its output."""
         return self._findings.tell(output)
 
     def _scheduled(self, scheduler_output: Any) -> list[_Input]:
@@ -168,7 +168,7 @@ class FirstRunnerGuard:
             for index in indices:
                 feature = features[index]
                 if feature.data is not None:  # vLLM leaves these out as well
-                    inputs.append(_Input.of(request_id, index, feature))
+                    inputs.append(_Input.from_feature(request_id, index, feature))
         return inputs
 
     def _encodes(self, scheduler_output: Any, inputs: Sequence[_Input]) -> bool:
@@ -190,13 +190,13 @@ class FirstRunnerGuard:
         return True
 
     def _output(self, one: _Input) -> torch.Tensor | None:
-        """What the last run of the encoder made of an item; None if it made nothing of it."""
+        """Return what the last run of the encoder made of an item; None if it made nothing of it."""
         made = self._made.get(one.identifier)
         return None if made is None else made[0]
 
 
 class SecondRunnerGuard:
-    """Runs the encoder of vLLM's second model runner, which asks what to encode and then has it encoded."""
+    """The guard for vLLM's second model runner, which asks what to encode and then has it encoded."""
 
     def __init__(self, worker: Any, *, outlives_errors: bool) -> None:
         self._worker = worker
@@ -209,7 +209,7 @@ class SecondRunnerGuard:
         """What is encoded next."""
 
     def prepare(self, scheduled: Mapping[str, Sequence[int]]) -> tuple[list[str], list[Any]]:
-        """Which items of a step to encode. vLLM calls this."""
+        """Return which items of a step to encode. vLLM calls this."""
         self._findings.clear()
         self._inputs = []
         identifiers, items = [], []
@@ -218,7 +218,7 @@ class SecondRunnerGuard:
             for index in indices:
                 found, item = self._prepare({request_id: [index]})  # none, if the output is there already
                 if found:
-                    self._inputs.append(_Input.of(request_id, index, features[index]))
+                    self._inputs.append(_Input.from_feature(request_id, index, features[index]))
                     identifiers += found
                     items += item
         return identifiers, items
@@ -237,7 +237,7 @@ class SecondRunnerGuard:
         return outputs
 
     def tell(self, output: Any) -> Any:
-        """What a step gave, with what was rejected in it if that is already its output."""
+        """Return what a step gave, with what was rejected in it if that is already its output."""
         return self._findings.tell(output)
 
     def _encoded(self, items: Sequence[Any], inputs: Sequence[_Input]) -> list[torch.Tensor] | None:
@@ -253,7 +253,7 @@ class SecondRunnerGuard:
         return outputs
 
     def _alone(self, one: _Input, outputs: list[torch.Tensor] | None) -> torch.Tensor:
-        """What an item gets of which this was made when it was encoded alone."""
+        """Return what an item gets of which this was made when it was encoded alone."""
         output = None if outputs is None else outputs[0]
         return self._findings.reject(one, output) if output is None or _misfits(one, output) else output
 
@@ -268,14 +268,14 @@ def _log_failure(inputs: Sequence[_Input], error: Exception) -> None:
 
 
 def _only(one: _Input, scheduler_output: Any) -> Any:
-    """A step that encodes one item of another step."""
+    """Return a step that encodes one item of another step."""
     step = copy(scheduler_output)
     step.scheduled_encoder_inputs = {one.request_id: [one.index]}
     return step
 
 
 def _fitted(output: torch.Tensor, rows: int) -> torch.Tensor:
-    """An output with so many rows: cut, or with zeros at its end."""
+    """Return an output with so many rows: cut, or with zeros at its end."""
     missing = rows - len(output)
     if missing <= 0:
         return output if missing == 0 else output[:rows].clone()

@@ -25,7 +25,7 @@ _BYTES: Final = 8 * _ROWS * _COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class EncoderTotals:
-    """What the encoder cache of one engine core has done since it started, and how full it is."""
+    """Running totals of the encoder cache of one engine core, and how full it is."""
 
     queries: int = 0
     """Inputs that a request began to refer to."""
@@ -69,10 +69,10 @@ class EncoderTotals:
     tier_held_bytes: int = 0
     tier_pinned_bytes: int = 0
     """Bytes that are being read."""
-    tier_arrivals: int = 0
+    tier_prefetched: int = 0
     """Encoder outputs that came from the fleet instead of the encoder."""
-    tier_arrival_bytes: int = 0
-    tier_arrival_ns: int = 0
+    tier_prefetched_bytes: int = 0
+    tier_prefetched_ns: int = 0
     following_ns: int = 0
     """CPU time spent on following grammars."""
     following_ended: int = 0
@@ -104,12 +104,12 @@ class EncoderPage(SharedPage):
         self._cells[start] += 1
 
     def read(self) -> dict[int, EncoderTotals]:
-        """The totals of every engine core that has written, by its row."""
+        """Return the totals of every engine core that has written, by its row."""
         rows = {row: self._read_row(row * _COLUMNS) for row in range(_ROWS) if self._cells[row * _COLUMNS]}
         return {row: totals for row, totals in rows.items() if totals is not None}
 
     def samples(self) -> Iterator[Sample]:
-        """The totals as metrics, for `Meter.watch`."""
+        """Yield the totals as metrics, for `Meter.watch`."""
         for row, totals in self.read().items():
             for metric, value in (
                 (metrics.ENCODER_CACHE_QUERIES, totals.queries),
@@ -141,11 +141,11 @@ class EncoderPage(SharedPage):
                 yield metric, value, (str(row),)
             for metric, tier, value in (
                 (metrics.EMBEDDING_LOADS, "host", totals.tier_loads),
-                (metrics.EMBEDDING_LOADS, "fleet", totals.tier_arrivals),
+                (metrics.EMBEDDING_LOADS, "fleet", totals.tier_prefetched),
                 (metrics.EMBEDDING_LOAD_BYTES, "host", totals.tier_load_bytes),
-                (metrics.EMBEDDING_LOAD_BYTES, "fleet", totals.tier_arrival_bytes),
+                (metrics.EMBEDDING_LOAD_BYTES, "fleet", totals.tier_prefetched_bytes),
                 (metrics.EMBEDDING_LOAD_SECONDS, "host", totals.tier_load_ns / 1e9),
-                (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_arrival_ns / 1e9),
+                (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_prefetched_ns / 1e9),
             ):
                 yield metric, value, (str(row), tier)
 

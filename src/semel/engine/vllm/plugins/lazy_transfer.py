@@ -1,7 +1,7 @@
-"""What of an item travels from vLLM's engine core to its worker processes, and when.
+"""Lazy transfer of items from vLLM's engine core to its worker processes.
 
 vLLM sends all tensors of all items of a request with the first step of that request, also where the encoder's output is
-there already and nothing will read them: 6 MB for a picture of 1024², at every repeat. Here an item's large tensors
+there already and nothing will read them: 6 MB for an image of 1024², at every repeat. Here an item's large tensors
 travel with the step that encodes it, and only then.
 
 The invariant: when a step encodes an item, the worker processes have all of it. It holds whatever becomes of the
@@ -10,7 +10,7 @@ encoder's output, since what matters is not what is resident but what a step say
 items that vLLM itself leaves out, because its prefix cache covers them, are brought back by the same rule.
 
 What is left out is less than vLLM leaves out of covered items: not what models want on the CPU for their positions, and
-nothing small. The worker processes' side is `receiving`.
+nothing small. The worker processes' side is `worker`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from vllm.config.ec_manager_config import EncoderCacheManagerMetadata
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from semel.engine.vllm.compat.internals import ENCODER_CACHE, RECEIVING_WORKER
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_WORKER
 from semel.engine.vllm.tier.config import has_tier
 
-__all__ = ["LateItems", "Shipped", "Shipping"]
+__all__ = ["LateItems", "LazyTransfer", "Shipped"]
 
 _LARGE_BYTES: Final = 64 * 1024
 """Smaller tensors always travel: models compute positions from some of them, and they cost next to nothing."""
@@ -44,30 +44,30 @@ class LateItems(EncoderCacheManagerMetadata):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What one step left out and made up for, or all of them."""
+    """Bytes that one step, or all of them, left out and sent late."""
 
     left_out_bytes: int = 0
-    """What vLLM would have sent."""
+    """Bytes that vLLM would have sent."""
     late_bytes: int = 0
-    """What had been left out, and was sent now."""
+    """Bytes that had been left out, and were sent now."""
 
     def __add__(self, other: Shipped) -> Shipped:
         return Shipped(self.left_out_bytes + other.left_out_bytes, self.late_bytes + other.late_bytes)
 
 
-class Shipping:
-    """Knows which items the worker processes have in part only."""
+class LazyTransfer:
+    """The items that the worker processes have in part only."""
 
     def __init__(self) -> None:
         self._partial: dict[str, set[int]] = {}
 
     @classmethod
-    def of(cls, vllm_config: Any) -> Self | None:
-        """For an engine with worker processes that can take late items; else None, and one line of the log says why."""
-        if vllm_config.parallel_config.worker_cls != RECEIVING_WORKER:
+    def from_config(cls, vllm_config: Any) -> Self | None:
+        """Create it for worker processes that can take late items; else None, and one line of the log says why."""
+        if vllm_config.parallel_config.worker_cls != LAZY_TRANSFER_WORKER:
             return None  # it was chosen so
         if (reason := _needlessness(vllm_config)) is not None:
-            logger.info("shipping of items is off, it would save nothing: %s", reason)
+            logger.info("lazy transfer of items is off, it would save nothing: %s", reason)
             return None
         if (reason := _hindrance(vllm_config)) is not None:
             logger.warning("every item is sent to the worker processes in full, as vLLM does: %s", reason)
@@ -91,7 +91,7 @@ class Shipping:
         return Shipped(left_out, sum(_bytes(item.data) for items in late.values() for item in items.values()))
 
     def _lighten(self, new: Any, whole: list[Any], encoded: Collection[int]) -> int:
-        """Bytes left out of a request that the worker processes see for the first time, or as if."""
+        """Return the bytes left out of a request that the worker processes see for the first time, or as if."""
         due, left_out, partial, sent = frozenset(encoded), 0, set(), []
         for index, feature in enumerate(new.mm_features):
             light = whole[index] if index in due else _light(feature)
@@ -143,7 +143,7 @@ def _hindrance(vllm_config: Any) -> str | None:
 
 
 def _light(feature: Any) -> Any:
-    """The item without its large tensors, or the item itself if it has none."""
+    """Return the item without its large tensors, or the item itself if it has none."""
     item = feature.data
     if item is None:
         return feature

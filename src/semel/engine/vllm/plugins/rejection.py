@@ -1,4 +1,4 @@
-"""What is said of an item whose encoder output does not fit its place in the prompt, and how it travels.
+"""Rejections of items whose encoder output does not fit its place in the prompt, on their way to the scheduler.
 
 It begins in vLLM's worker processes (`encoder_guard`), goes to the scheduler with the output of the step, which ends
 the requests that show the item, and from there to the client of the engine as the stop reason of an error: vLLM's own
@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from semel.engine.vllm.compat.internals import num_embeds
 
-__all__ = ["Rejection", "not_finite_of", "rejections_of", "with_rejections"]
+__all__ = ["Rejection", "read_not_finite", "read_rejections", "with_rejections"]
 
 _ATTRIBUTE: Final = "semel_rejections"
 _NOT_FINITE: Final = "semel_not_finite"
@@ -43,7 +43,7 @@ class Rejection:
 
     @classmethod
     def of_reason(cls, reason: object) -> Self | None:
-        """What the stop reason of an error says; None if that is something else."""
+        """Return what the stop reason of an error says; None if that is something else."""
         match reason.split(":", 4) if isinstance(reason, str) else ():
             case [kind, modality, embeds, rows, identifier] if kind == _REASON:
                 return cls(identifier, modality, int(embeds), None if rows == _FAILED else int(rows))
@@ -56,7 +56,7 @@ class Rejection:
         return f"{_REASON}:{self.modality}:{self.embeds}:{rows}:{self.identifier}"
 
     def concerns(self, features: Iterable[Any]) -> Any | None:
-        """Which of a request's items must not be used as it was encoded: the first; None if there is none.
+        """Return which of a request's items must not be used as it was encoded: the first; None if there is none.
 
         A place that has room for as many embeddings as there were never got the output that was cut to another size.
         """
@@ -67,7 +67,7 @@ class Rejection:
 
 
 def with_rejections(output: Any, rejections: tuple[Rejection, ...], not_finite: int = 0) -> Any:
-    """The output of a step for vLLM's scheduler, now or when it is there, with what is wrong with items of the step.
+    """Add rejections of items to the output of a step for vLLM's scheduler, now or when it is there.
 
     `not_finite` is how many encoder outputs of earlier steps had values that are not finite.
     """
@@ -89,13 +89,13 @@ def with_rejections(output: Any, rejections: tuple[Rejection, ...], not_finite: 
     return Awaited()
 
 
-def rejections_of(output: Any) -> tuple[Rejection, ...]:
-    """What `with_rejections` has added to the output of a step."""
+def read_rejections(output: Any) -> tuple[Rejection, ...]:
+    """Return what `with_rejections` has added to the output of a step."""
     rejections: tuple[Rejection, ...] = getattr(output, _ATTRIBUTE, ())
     return rejections
 
 
-def not_finite_of(output: Any) -> int:
-    """The number of encoder outputs that `with_rejections` has added to the output of a step."""
+def read_not_finite(output: Any) -> int:
+    """Return the number of encoder outputs that `with_rejections` has added to the output of a step."""
     count: int = getattr(output, _NOT_FINITE, 0)
     return count

@@ -1,13 +1,12 @@
-"""vLLM's scheduler, with semel's shipping of items at the end of a step, or with its encoder planning as well.
+"""vLLM's scheduler, with semel's lazy transfer of items at the end of a step, or with its encoder planning as well.
 
-vLLM calls this interface unstable, so the plug-ins are optional and override little. Shipping overrides the end of a
-step (`schedule`), where large tensors that the step does not encode are left out, and what becomes of a step's results
-(`update_from_output`), where requests end whose items the encoder's output did not fit. Around that, grammars are
-followed within limits (`grammar_following`): where masks are made, where a step is planned, and where a request waits.
-Planning overrides what to
-encode for one request (`_try_schedule_encoder_inputs`), what a request has used (`_free_encoder_inputs`), and also the
-end of a step, where an encode whose request was preempted in the same step passes to the next request that shows the
-item (B7).
+vLLM calls this interface unstable, so the plug-ins are optional and override little. Lazy transfer overrides the end of
+a step (`schedule`), where large tensors that the step does not encode are left out, and what becomes of a step's
+results (`update_from_output`), where requests end whose items the encoder's output did not fit. Around that, grammars
+are followed within limits (`grammar_following`): where masks are made, where a step is planned, and where a request
+waits. Planning overrides what to encode for one request (`_try_schedule_encoder_inputs`), what a request has used
+(`_free_encoder_inputs`), and also the end of a step, where an encode whose request was preempted in the same step
+passes to the next request that shows the item (B7).
 
 A hit is held when it is planned, since vLLM commits only what has to be encoded; requests that were not scheduled after
 all let go of theirs at the end of the step.
@@ -33,24 +32,24 @@ from semel.engine.vllm.compat.internals import drop_encoder_outputs, forget_pref
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, is_tested
 from semel.engine.vllm.grammars.following import Following
 from semel.engine.vllm.plugins.encoder_cache import EncoderCache
-from semel.engine.vllm.plugins.lazy_transfer import Shipping
-from semel.engine.vllm.plugins.rejection import Rejection, not_finite_of, rejections_of
+from semel.engine.vllm.plugins.lazy_transfer import LazyTransfer
+from semel.engine.vllm.plugins.rejection import Rejection, read_not_finite, read_rejections
 from semel.engine.vllm.tier.config import has_tier
 
 __all__ = [
+    "AsyncLazyTransferScheduler",
     "AsyncPlanningScheduler",
-    "AsyncShippingScheduler",
+    "LazyTransferScheduler",
     "PlanningScheduler",
-    "ShippingScheduler",
+    "create_lazy_transfer_scheduler",
     "create_scheduler",
-    "create_shipping_scheduler",
 ]
 
 logger = logging.getLogger(__name__)
 
 
 def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `--scheduler-cls` names: the scheduler that vLLM would use here, with semel's planning in it."""
+    """Return what `--scheduler-cls` names: the scheduler that vLLM would use here, with semel's planning in it."""
     is_async = vllm_config.scheduler_config.async_scheduling
     missing = "encoder planning and releasing that do not slow down with the number of items"
     if is_tested("scheduler", missing, since=PLANNING_SINCE):
@@ -58,20 +57,20 @@ def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
 
 
-def create_shipping_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `--scheduler-cls` names: the scheduler that vLLM would use here, and items travel when they are encoded."""
+def create_lazy_transfer_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Create the scheduler of `--scheduler-cls`: the one that vLLM would use here, with lazy transfer."""
     is_async = vllm_config.scheduler_config.async_scheduling
-    if is_tested("shipping of items", "worker processes get the tensors of an item only to encode it"):
-        return (AsyncShippingScheduler if is_async else ShippingScheduler)(vllm_config, *args, **kwargs)
+    if is_tested("lazy transfer of items", "worker processes get the tensors of an item only to encode it"):
+        return (AsyncLazyTransferScheduler if is_async else LazyTransferScheduler)(vllm_config, *args, **kwargs)
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
 
 
-class ShippingScheduler(Scheduler):  # type: ignore[misc]
-    """Schedules as vLLM does, and sends items to the worker processes as semel does."""
+class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler with semel's lazy transfer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shipping = Shipping.of(self.vllm_config)
+        self._lazy_transfer = LazyTransfer.from_config(self.vllm_config)
         self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
         self._following = Following(self)
         if isinstance(self.encoder_cache_manager, EncoderCache):
@@ -92,7 +91,7 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
         return self._following.bitmask(scheduler_output, partial(super().get_grammar_bitmask, scheduler_output))
 
     def _handle_blocked_waiting_request(self, request: Any) -> bool:
-        """Whether a request that waits can be scheduled."""
+        """Return whether a request that waits can be scheduled."""
         return not self._following.holds_back(request) and super()._handle_blocked_waiting_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,16 +99,16 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
         self._following.plan()
         output = super().schedule(*args, **kwargs)
         self._settle(output)
-        if self._shipping is not None:
-            shipped = self._shipping.ship(output, self.requests)
+        if self._lazy_transfer is not None:
+            shipped = self._lazy_transfer.ship(output, self.requests)
             if isinstance(self.encoder_cache_manager, EncoderCache):
                 self.encoder_cache_manager.count(shipped)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take what a step made; end requests with items that the encoder's output did not fit, or costly grammars."""
-        rejections, endings = rejections_of(model_runner_output), self._following.take_endings()
-        not_finite = not_finite_of(model_runner_output)
+        rejections, endings = read_rejections(model_runner_output), self._following.take_endings()
+        not_finite = read_not_finite(model_runner_output)
         if (not_finite or self._following.write_due()) and isinstance(self.encoder_cache_manager, EncoderCache):
             self.encoder_cache_manager.not_finite += not_finite
             self.encoder_cache_manager.write_totals()
@@ -144,7 +143,7 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
             self._tier.reset()
 
     def _concerned(self, rejections: Iterable[Rejection]) -> dict[str, Rejection]:
-        """The requests that may have used an output which did not fit, or a prefix that was computed with it.
+        """Return the requests that may have used an output which did not fit, or a prefix that was computed with it.
 
         They have been scheduled; those that wait will have the item encoded for themselves.
         """
@@ -165,12 +164,12 @@ class ShippingScheduler(Scheduler):  # type: ignore[misc]
         """Amend what the step encodes, before it is decided what travels with it."""
 
 
-class AsyncShippingScheduler(ShippingScheduler, AsyncScheduler):  # type: ignore[misc]
+class AsyncLazyTransferScheduler(LazyTransferScheduler, AsyncScheduler):  # type: ignore[misc]
     """The same over vLLM's asynchronous scheduler."""
 
 
-class PlanningScheduler(ShippingScheduler):
-    """Schedules as vLLM does, and plans the encoder as semel does."""
+class PlanningScheduler(LazyTransferScheduler):
+    """vLLM's scheduler with semel's lazy transfer and encoder planning."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -241,7 +240,7 @@ class PlanningScheduler(ShippingScheduler):
             self._free_encoder_input(request, index)
 
     def _request(self, request: Any) -> Request | None:
-        """What planning has to know of a request, read once; None for one that vLLM has to plan itself."""
+        """Return what planning has to know of a request, read once; None for one that vLLM has to plan itself."""
         try:
             known = self._read[request]
         except KeyError:
@@ -252,7 +251,7 @@ class PlanningScheduler(ShippingScheduler):
         return known
 
     def _read_more(self, request: Any, known: Request) -> Request | None:
-        """A streaming session gets more inputs while it runs; what is known of it stays."""
+        """Let a streaming session get more inputs while it runs; what is known of it stays."""
         seen, total = len(known.keys), len(request.mm_features)
         placeholders = _placeholders(request.mm_features[seen:])
         try:
@@ -268,7 +267,7 @@ class PlanningScheduler(ShippingScheduler):
         return replace(known, timeline=timeline, keys=keys)
 
     def _refuse(self, request: Any, planned: Request, index: int) -> None:
-        """An identifier stands for two items of different sizes: vLLM ends the request with an error."""
+        """End a request with an error: an identifier stands for two items of different sizes."""
         key, size = planned.keys[index], planned.timeline[index].num_embeds
         known = self._planner.residency.size(key)
         if known is None:

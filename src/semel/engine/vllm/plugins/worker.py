@@ -1,8 +1,8 @@
 """The workers of vLLM that semel uses: late items, a guard around the encoder, and generators of seeds in their place.
 
 vLLM makes one in each of its worker processes, by the name in `--worker-cls`. Late items are the worker processes' side
-of `shipping`; without any it does nothing about them, so it may run under any scheduler. Of an item that does not fit
-the encoder's output (`encoder_guard`) semel's schedulers end the requests; under another one the log tells of it.
+of `lazy_transfer`; without any it does nothing about them, so it may run under any scheduler. Of an item that does not
+fit the encoder's output (`encoder_guard`) semel's schedulers end the requests; under another one the log tells of it.
 
 On a CPU, vLLM's worker processes exchange tensors through shared memory that none of them removes. Here the names go as
 soon as all of them have mapped it: nothing is left, however the processes end.
@@ -25,18 +25,18 @@ from semel.engine.owner import end_with_owner
 from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat.internals import (
     communicator_segments,
+    default_worker,
     dropped_rows,
     received_features,
     row_generators,
-    worker_of,
 )
-from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, guard_of
+from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, create_guard
 from semel.engine.vllm.plugins.lazy_transfer import LateItems
 from semel.engine.vllm.tier.config import has_tier
 
-__all__ = ["GuardedWorker", "ReceivingWorker", "receive", "resting_generators"]
+__all__ = ["GuardedWorker", "LazyTransferWorker", "receive", "resting_generators"]
 
-_Worker: Any = resolve_obj_by_qualname(worker_of(current_platform))
+_Worker: Any = resolve_obj_by_qualname(default_worker(current_platform))
 
 
 class GuardedWorker(_Worker):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model into the model runner."""
         super().load_model(*args, **kwargs)
-        self._guard = self._guard or guard_of(self, outlives_errors=current_platform.is_cpu())
+        self._guard = self._guard or create_guard(self, outlives_errors=current_platform.is_cpu())
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step."""
@@ -86,11 +86,11 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
             return self._tell(super().sample_tokens(grammar_output))
 
     def _tell(self, output: Any) -> Any:
-        """What a step gives to the scheduler, now or later, with what the guard has found."""
+        """Return what a step gives to the scheduler, now or later, with what the guard has found."""
         return output if self._guard is None else self._guard.tell(output)
 
 
-class ReceivingWorker(GuardedWorker):
+class LazyTransferWorker(GuardedWorker):
     """The same, with late items."""
 
     def execute_model(self, scheduler_output: Any) -> Any:

@@ -16,7 +16,7 @@ from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong
 
-__all__ = ["build_item", "check_prompt", "check_shapes", "engine_input", "items_of", "new_features", "set_items"]
+__all__ = ["build_item", "check_prompt", "check_shapes", "engine_input", "input_items", "new_features", "set_items"]
 
 
 def check_prompt(submission: Submission, contract: Contract, model: VllmModel, cache: ItemCache) -> None:
@@ -32,13 +32,13 @@ def check_prompt(submission: Submission, contract: Contract, model: VllmModel, c
 
 
 def new_features(submission: Submission) -> Mapping[Digest, Feature]:
-    """The features of a submission that its prompt has, in the order of the prompt."""
+    """Return the features of a submission that its prompt has, in the order of the prompt."""
     needed = dict.fromkeys(item.digest for item in submission.prompt.items)
     return {digest: submission.features[digest] for digest in needed if digest in submission.features}
 
 
 def build_item(feature: Feature, contract: Contract, model: VllmModel) -> Any:
-    """The engine's item for a feature, which is checked. It takes long: keep it off the event loop."""
+    """Return the engine's item for a feature, which is checked. It takes long: keep it off the event loop."""
     model.admit(feature, contract)
     if fault := model.check(feature):
         raise FeatureRejected(f"the {feature.modality} feature is malformed: {fault}")
@@ -58,7 +58,7 @@ def check_shapes(submission: Submission, items: Mapping[Digest, Any], model: Vll
 
 
 def engine_input(submission: Submission, items: Mapping[Digest, Any]) -> Any:
-    """The input for `AsyncLLM.add_request` of what was checked, with None for the items that are referred to."""
+    """Return the input for `AsyncLLM.add_request` of what was checked, with None for the items that are referred to."""
     from vllm.inputs import tokens_input
 
     prompt = submission.prompt
@@ -71,8 +71,8 @@ def engine_input(submission: Submission, items: Mapping[Digest, Any]) -> Any:
     return {"type": "enc_dec", "encoder_prompt": encoder, "decoder_prompt": decoder}
 
 
-def items_of(prompt: Any) -> Mapping[Modality, list[Any]]:
-    """The items of an input that `engine_input` made, by modality, to be replaced in place."""
+def input_items(prompt: Any) -> Mapping[Modality, list[Any]]:
+    """Return the items of an input that `engine_input` made, by modality, to be replaced in place."""
     items: Mapping[Modality, list[Any]] = prompt.get("decoder_prompt", prompt).get("mm_kwargs", {})
     return items
 
@@ -86,7 +86,7 @@ def set_items(request: Any, items: Mapping[Modality, list[Any]]) -> Generator[No
 
 
 def _holdings(prompt: Prompt, features: Mapping[Digest, Feature], cache: ItemCache) -> Mapping[Digest, FeatureInfo]:
-    """What every item looks like: by its feature, or else by what the engine holds."""
+    """Return what every item looks like: by its feature, or else by what the engine holds."""
     known: dict[Digest, FeatureInfo] = {}
     missing: list[Digest] = []
     for digest in dict.fromkeys(item.digest for item in prompt.items):
@@ -128,7 +128,7 @@ def _check_side(prompt: Prompt, model: VllmModel) -> None:
 
 
 def _check_places(prompt: Prompt, holdings: Mapping[Digest, FeatureInfo]) -> None:
-    """Every item stands in the prompt exactly as the layout of its feature says."""
+    """Check that every item stands in the prompt exactly as the layout of its feature says."""
     tokens = list(prompt.token_ids if prompt.encoder_token_ids is None else prompt.encoder_token_ids)
     for index, (item, place) in enumerate(zip(prompt.items, prompt.timeline, strict=True)):
         holding = holdings[item.digest]

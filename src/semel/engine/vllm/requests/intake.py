@@ -1,8 +1,8 @@
 """The way of a request into vLLM, once its input is built: vLLM's checks, its new items, its place in the order.
 
 Items go into vLLM's cache in the order in which its engine core sees them, under one lock. A request with several
-answers or many new items has these delivered first (`item_delivery`). What takes long for many items is done beside the
-event loop, or in slices.
+answers or many new items has these delivered first (`item_delivery`). What takes long for many items is done next to
+the event loop, or in slices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from semel.aio import at_once, in_slices, to_the_end
 from semel.core import Digest, Submission
 from semel.engine.vllm.compat.internals import add_validated, pause_after_large
-from semel.engine.vllm.requests.inputs import items_of, set_items
+from semel.engine.vllm.requests.inputs import input_items, set_items
 from semel.engine.vllm.requests.item_builder import FEW_ITEMS, BuiltInput, ItemBuilder
 from semel.engine.vllm.requests.item_cache import Admission, ItemCache
 from semel.engine.vllm.requests.item_delivery import ItemDelivery
@@ -28,7 +28,7 @@ _NO_ITEMS: Final = Admission(())
 
 
 class RequestIntake:
-    """Hands requests to vLLM."""
+    """The way of requests into vLLM."""
 
     def __init__(
         self, llm: Any, cache: ItemCache, builder: ItemBuilder, delivery: ItemDelivery, order: asyncio.Lock
@@ -43,7 +43,7 @@ class RequestIntake:
     async def add(
         self, submission: Submission, built: BuiltInput, params: Any, options: Mapping[str, Any]
     ) -> tuple[Any, Admission]:
-        """What vLLM's answer comes from, and what became of the request's items."""
+        """Return what vLLM's answer comes from, and what became of the request's items."""
         if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
             with refusals():
                 return await self._added(submission.request_id, built.prompt, params, options), _NO_ITEMS
@@ -57,7 +57,7 @@ class RequestIntake:
             self._builder.drop(built.items)
 
     async def _validated(self, submission: Submission, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
-        """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
+        """Return the request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
         fields = {name: options[name] for name in ("trace_headers", "priority")}
         check = self._llm.input_processor.process_inputs
@@ -66,7 +66,7 @@ class RequestIntake:
             return await self._builder.run(process, len(submission.prompt.items))
 
     async def _deliver(self, submission: Submission, built: BuiltInput, answers: int) -> AbstractSet[Digest]:
-        """Those of the request's items that went to the engine core before it."""
+        """Return those of the request's items that went to the engine core before it."""
         fresh = await in_slices(self._delivery.due(submission, built.items, answers))
         if not fresh:
             return frozenset()
@@ -89,7 +89,7 @@ class RequestIntake:
         """
         items = submission.prompt.items
         admitting = self._cache.admission(
-            items, items_of(prompt), submission.features, submission.client_features, delivered
+            items, input_items(prompt), submission.features, submission.client_features, delivered
         )
         request_id = submission.request_id
         if len(items) <= FEW_ITEMS:
@@ -116,11 +116,11 @@ class RequestIntake:
     async def _added(
         self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], request: Any = None
     ) -> Any:
-        """What vLLM's answer to a request comes from, now that it has the request."""
+        """Return what vLLM's answer to a request comes from, now that it has the request."""
         try:
             if request is None:
                 return await self._llm.add_request(request_id, prompt, params, **options)
-            await in_slices(set_items(request, items_of(prompt)))
+            await in_slices(set_items(request, input_items(prompt)))
             return await add_validated(self._llm, request, params, options)
         except BaseException:
             await asyncio.shield(self._llm.abort(request_id))

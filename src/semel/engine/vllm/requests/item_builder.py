@@ -39,11 +39,11 @@ class BuiltInput:
 
     prompt: Any
     items: dict[Digest, Any]
-    """What vLLM makes of the features that came with the submission."""
+    """vLLM's items of the features that came with the submission."""
 
 
 class ItemBuilder:
-    """Makes vLLM's input of submissions, after everything in them was checked."""
+    """The builder of vLLM's inputs from submissions, which are checked first."""
 
     def __init__(self, contract: Contract, model: VllmModel, cache: ItemCache) -> None:
         self._contract = contract

@@ -1,4 +1,4 @@
-"""vLLM's item cache: what it holds, what goes in, and who is told.
+"""vLLM's item cache: its contents, its admissions, and its watchers.
 
 vLLM keeps this cache twice: the tensors in its engine core, and a mirror of names and sizes in this process. Both evict
 by themselves and agree because both see the same items in the same order. So the mirror is the truth about the engine
@@ -19,7 +19,7 @@ from typing import Any, Self
 from semel.aio import at_once
 from semel.core import Digest, Feature, FeatureInfo, Item, Modality
 from semel.engine.protocol import ItemCacheWatcher
-from semel.engine.vllm.compat.internals import item_size, mirror_of, unknown_contents, watch_removals
+from semel.engine.vllm.compat.internals import find_mirror, item_size, unknown_contents, watch_removals
 from semel.errors import FeatureMissing
 
 __all__ = ["Admission", "ItemCache"]
@@ -27,7 +27,7 @@ __all__ = ["Admission", "ItemCache"]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What became of the items of one prompt."""
+    """The outcome for the items of one prompt."""
 
     fresh: tuple[Digest, ...]
     """Those that were not held: they travel with the request."""
@@ -55,7 +55,7 @@ class ItemCache:
 
     def __init__(self, renderer: Any) -> None:
         self._sender = renderer.mm_processor_cache
-        self._mirror = mirror_of(self._sender)
+        self._mirror = find_mirror(self._sender)
         self._entries: dict[Digest, _Entry] = {}
         self._names: dict[str, Digest] = {}
         """The digests by vLLM's names for them."""
@@ -69,8 +69,8 @@ class ItemCache:
             watch_removals(self._mirror, self._on_removal)
 
     @classmethod
-    def of(cls, llm: Any) -> Self:
-        """The item cache of an `AsyncLLM`."""
+    def from_llm(cls, llm: Any) -> Self:
+        """Return the item cache of an `AsyncLLM`."""
         return cls(llm.renderer)
 
     @property
@@ -101,12 +101,12 @@ class ItemCache:
         return iter(list(self._entries))
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of an item that is held."""
+        """Return what is known of an item that is held."""
         entry = self._entries.get(digest)
         return None if entry is None else entry.holding
 
     def fits(self, feature: Feature) -> bool:
-        """Whether the feature is not larger than the whole cache."""
+        """Return whether the feature is not larger than the whole cache."""
         return feature.nbytes <= self.capacity
 
     def watch(self, watcher: ItemCacheWatcher) -> None:
@@ -138,7 +138,7 @@ class ItemCache:
         counted: Container[Digest] = (),
         delivered: AbstractSet[Digest] = frozenset(),
     ) -> Generator[None, None, Admission]:
-        """The same in slices, for many items. Once begun it has to be done to its end, as the engine core will do it.
+        """Admit in slices, for many items. Once begun it has to be done to its end, as the engine core will do it.
 
         Items that were `delivered` for this request alone count as new ones.
         """
@@ -176,11 +176,11 @@ class ItemCache:
         return replace(admission, queries=queries, hits=hits)
 
     def take_back(self, admission: Admission) -> None:
-        """The engine core did not get the items after all."""
+        """Forget items that the engine core did not get after all."""
         self._discard(admission.fresh)
 
     def lost(self, referred: Iterable[Digest]) -> tuple[Digest, ...]:
-        """Which of the items that went by reference the engine core lacked when it gave up on their request.
+        """Return which of the items that went by reference the engine core lacked when it gave up on their request.
 
         vLLM takes those that it names out of the mirror. If it named none, any of them may be the one.
         """
@@ -196,7 +196,7 @@ class ItemCache:
             self._mirror.clear()
 
     def _fresh_sizes(self, built: Mapping[Digest, Any]) -> Generator[None, None, dict[Digest, int]]:
-        """The sizes of those that are not held; of one that has no data either, 0."""
+        """Yield the sizes of those that are not held; of one that has no data either, 0."""
         sizes: dict[Digest, int] = {}
         for digest, item in built.items() if self._mirror is not None else ():
             if digest not in self:
@@ -205,7 +205,7 @@ class ItemCache:
         return sizes
 
     def _admission(self, built: Mapping[Digest, Any], sizes: Mapping[Digest, int]) -> Admission:
-        """Who travels and who is referred to. A request that overflows the cache travels as a whole.
+        """Return who travels and who is referred to. A request that overflows the cache travels as a whole.
 
         After all its items were touched, the oldest one goes first, so an item that is referred to can only be evicted
         before its turn if all items of the request do not fit together.
@@ -228,7 +228,7 @@ class ItemCache:
         return cached + sum(self._entries[digest].size for digest in referred) > self.capacity
 
     def _put(self, digest: Digest, item: Any, features: Mapping[Digest, Feature], sizes: Mapping[Digest, int]) -> Any:
-        """What travels of one item."""
+        """Return what travels of one item."""
         if item is None and self._mirror is not None and digest not in self:
             raise FeatureMissing([digest])  # it was dropped between two slices
         name = digest.hex()
@@ -260,7 +260,7 @@ class ItemCache:
 
 
 def _places(items: Iterable[Item], data: Mapping[Modality, list[Any]]) -> Iterator[tuple[Item, list[Any], int]]:
-    """Each item, with where its data stands among those of its modality."""
+    """Yield each item, with where its data stands among those of its modality."""
     seen = dict.fromkeys(data, 0)
     for item in items:
         yield item, data[item.modality], seen[item.modality]

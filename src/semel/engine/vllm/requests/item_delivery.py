@@ -16,7 +16,7 @@ from typing import Any, Final
 from semel.core import Digest, Feature, Item, Placeholder, Prompt, Submission, Timeline
 from semel.engine.vllm.compat.internals import show_items
 from semel.engine.vllm.model.model import VllmModel
-from semel.engine.vllm.requests.inputs import engine_input, items_of
+from semel.engine.vllm.requests.inputs import engine_input, input_items
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.engine.vllm.requests.sampling import refusals, sampling_params
 
@@ -40,7 +40,7 @@ class ItemDelivery:
     def due(
         self, submission: Submission, items: Mapping[Digest, Any], answers: int
     ) -> Generator[None, None, list[Digest]]:
-        """The new items of a request that should go first, in slices: all, if there are many or it has several answers.
+        """Find the new items of a request that should go first, in slices: all, if many or with several answers.
 
         None if they do not fit together with what the request refers to, or would push that out: it is not renewed
         before the request itself comes.
@@ -76,7 +76,7 @@ class ItemDelivery:
         delivered: set[Digest] = set()
         for start in range(0, len(fresh), size):
             chosen = {digest: features[digest] for digest in fresh[start : start + size]}
-            submission = Submission(f"items-{start}-{request_id}", self.prompt_of(chosen), chosen, _ONE_TOKEN)
+            submission = Submission(f"items-{start}-{request_id}", self.shortest_prompt(chosen), chosen, _ONE_TOKEN)
             prompt = engine_input(submission, items)
             request = await self.validate(submission, prompt)
             async with self._order:
@@ -86,7 +86,7 @@ class ItemDelivery:
 
     async def show(self, submission: Submission, prompt: Any, request: Any) -> tuple[Digest, ...]:
         """Put the items of a request into the cache, and drop the request; under the lock of the order."""
-        admission = self._cache.admit(submission.prompt.items, items_of(prompt), submission.features)
+        admission = self._cache.admit(submission.prompt.items, input_items(prompt), submission.features)
         try:
             await show_items(self._llm, request)
         except BaseException:
@@ -95,14 +95,14 @@ class ItemDelivery:
         return admission.fresh
 
     async def validate(self, submission: Submission, prompt: Any) -> Any:
-        """The request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
+        """Return the request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
         with refusals():
             params = sampling_params(submission.sampling)
             return self._llm.input_processor.process_inputs(submission.request_id, prompt, params, tasks)
 
-    def prompt_of(self, features: Mapping[Digest, Feature]) -> Prompt:
-        """The shortest prompt that has these items."""
+    def shortest_prompt(self, features: Mapping[Digest, Feature]) -> Prompt:
+        """Return the shortest prompt that has these items."""
         items = tuple(Item(feature.modality, digest) for digest, feature in features.items())
         token_ids: list[int] = []
         places: list[Placeholder] = []

@@ -3,7 +3,7 @@
 A chat's request is built anew as vLLM's `ChatCompletionRequest`, without its messages, which the parsers do not read.
 They may change how it is sampled (a forced call becomes a grammar, special tokens stay in the text) before it is
 submitted, and read the answer afterwards, each sequence with a parser of its own. What a model says can make a parser
-fail; the text is not lost by that: from there on it is told as it is, unless its reasoning was not to be shown.
+fail; the text is not lost by that: from there on it is sent as it is, unless its reasoning was not to be shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from semel.errors import ConfigError, InvalidRequest
 __all__ = ["AnswerReader", "ParserFlags", "Parsers"]
 
 _ADJUSTED: Final = ("skip_special_tokens", "spaces_between_special_tokens")
-"""Sampling parameters that parsers change, beside the structured output."""
+"""Sampling parameters that parsers change, in addition to the structured output."""
 
 _NOT_AVAILABLE: Final = (
     "{choice} needs a parser of tool calls: start the worker with --enable-auto-tool-choice and --tool-call-parser, "
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ParserFlags:
-    """Which parsers an engine's answers go through, under the names of vLLM's flags."""
+    """The parsers that an engine's answers go through, under the names of vLLM's flags."""
 
     tool_call_parser: str | None = None
     enable_auto_tool_choice: bool = False
@@ -62,8 +62,8 @@ class Parsers:
     tells_reasoning: bool
 
     @classmethod
-    def of(cls, llm: Any, flags: ParserFlags) -> Self:
-        """The parsers that the flags name, and the engine's own for reasoning, for a running `AsyncLLM`."""
+    def from_llm(cls, llm: Any, flags: ParserFlags) -> Self:
+        """Return the parsers that the flags name, and the engine's own for reasoning, for a running `AsyncLLM`."""
         from vllm.parser import ParserManager
 
         config, tokenizer = llm.model_config, llm.renderer.tokenizer
@@ -87,7 +87,7 @@ class Parsers:
         return cls(kind, tokenizer, config, flags.enable_auto_tool_choice, bool(reasoning.reasoning_parser))
 
     def concerns(self, parsing: AnswerParsing, sampling: Mapping[str, Any]) -> bool:
-        """Whether a chat has anything for vLLM's parsers to read, change or refuse. Most chats have not."""
+        """Return whether a chat has anything for vLLM's parsers to read, change or refuse. Most chats have not."""
         return (
             self.kind is not None
             or bool(parsing.tools)
@@ -114,7 +114,7 @@ class Parsers:
         return AnswerReader(self, request, template_kwargs, {**sampling, **adjusted}, engine, parsing.stream)
 
     def create(self, request: Any, template_kwargs: Mapping[str, Any]) -> Any:
-        """A parser for one sequence of an answer; None if there is nothing to parse."""
+        """Return a parser for one sequence of an answer; None if there is nothing to parse."""
         if self.kind is None:
             return None
         return self.kind(
@@ -138,7 +138,7 @@ class _SequenceReader:
     """One sequence of an answer."""
 
     parser: Any
-    """None when it has failed: what follows is told as it is."""
+    """None when it has failed: what follows is sent as it is."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -146,7 +146,7 @@ class _SequenceReader:
     knows_prompt: bool = False
 
     def learn(self, prompt_ids: Sequence[int] | None) -> list[int] | None:
-        """The prompt as parsers want it, once: the engine tells it with every output, and it may be long."""
+        """Return the prompt as parsers want it, once: the engine tells it with every output, and it may be long."""
         if prompt_ids is None or self.knows_prompt:
             return None
         self.knows_prompt = True
@@ -164,13 +164,13 @@ class AnswerReader:
     """The sampling parameters as the parsers want them."""
 
     engine: Mapping[str, Any]
-    """What the engine has to know of the chat, as arguments of `AsyncLLM.add_request`."""
+    """Arguments of `AsyncLLM.add_request` that depend on the chat."""
 
     stream: bool
     voices: dict[int, _SequenceReader] = field(default_factory=dict)
 
     def read(self, output: Output, prompt_ids: Sequence[int] | None) -> Output:
-        """The output with what the parsers make of it; `prompt_ids` are those that the engine tells with it."""
+        """Return the output with what the parsers make of it; `prompt_ids` are those that the engine tells with it."""
         if self.parsers.kind is None:
             return output
         if (voice := self.voices.get(output.index)) is None:
@@ -198,7 +198,7 @@ class AnswerReader:
                 finished=finished,
             )
         except Exception:  # foreign code, over what a model said: any error
-            logger.exception("a parser failed; the rest of the answer is told as it is")
+            logger.exception("a parser failed; the rest of the answer is sent as it is")
             voice.parser = None
             return replace(output, message=self._unread(output.text))
         message = {} if delta is None else delta.model_dump(exclude_unset=True)
@@ -223,13 +223,13 @@ class AnswerReader:
                 model_output_token_ids=voice.token_ids,
             )
         except Exception:  # foreign code, over what a model said: any error
-            logger.exception("a parser failed; the answer is told as it is")
+            logger.exception("a parser failed; the answer is sent as it is")
             return replace(output, message=self._unread(text))
         message = self._message(reasoning if self.request.include_reasoning else None, content, calls or [])
         return replace(output, message=message, finish_reason=self._reason(output.finish_reason, message))
 
     def _unread(self, text: str) -> dict[str, Any]:
-        """What no parser has read, as it is; nothing of it where reasoning must not be shown and may be in it."""
+        """Return the text that no parser has read; nothing where it may contain reasoning that must not be shown."""
         return {"content": text} if self.request.include_reasoning or not self.parsers.tells_reasoning else {}
 
     def _message(self, reasoning: str | None, content: str | None, calls: Sequence[Any]) -> dict[str, Any]:
@@ -249,13 +249,13 @@ class AnswerReader:
         return self._limited({"reasoning": reasoning, "content": content, "tool_calls": shaped}, by_index=False)
 
     def _reason(self, reason: str, message: Mapping[str, Any]) -> str:
-        """OpenAI's: `tool_calls` if the model chose to call, `stop` if it was told which function to call."""
+        """OpenAI's: `tool_calls` if the model chose to call, `stop` if the request names the function to call."""
         choice = self.request.tool_choice
         called = choice == "auto" and message.get("tool_calls")
         return "tool_calls" if called or (choice == "required" and reason == "stop") else reason
 
     def _limited(self, message: dict[str, Any], *, by_index: bool) -> dict[str, Any]:
-        """The message with the first call alone, if the client wants no more."""
+        """Return the message with the first call alone, if the client wants no more."""
         calls = message.get("tool_calls")
         if calls and self.request.parallel_tool_calls is False:
             message["tool_calls"] = [call for call in calls if call["index"] == 0] if by_index else calls[:1]

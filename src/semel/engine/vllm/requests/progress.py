@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Suspensions:
-    """What keeps an engine from its steps: a call that takes its time, and a pause, a sleep or an update of weights."""
+    """Reasons for an engine to make no steps: a slow call, a pause, a sleep or an update of weights."""
 
     def __init__(self, watch: StepWatch) -> None:
         self._watch = watch
@@ -63,7 +63,7 @@ class Suspensions:
 
 
 class StepCounter:
-    """Watches the steps of an `AsyncLLM`, and how many of its requests wait for more."""
+    """A watcher of an `AsyncLLM`'s steps, and of its requests that wait for more."""
 
     def __init__(self, llm: Any) -> None:
         self.watch = StepWatch()
@@ -75,7 +75,7 @@ class StepCounter:
             watch_calls(llm, Suspensions(self.watch).during)
 
     def review(self) -> None:
-        """Requests may have come or gone. What counts is whether the engine owes a step, not who reads the answer."""
+        """Count the requests to which the engine owes a step."""
         if self._is_complete and (llm := self._llm()) is not None:
             self.watch.set_requests(llm.get_num_unfinished_requests())
 
@@ -90,7 +90,7 @@ def kill_processes(llm: Any) -> None:
 
 
 def _descendants(pids: Iterable[int]) -> list[int]:
-    """The children of processes and theirs, but for resource trackers."""
+    """Return the children of processes and theirs, but for resource trackers."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     with contextlib.suppress(OSError):
         for entry in list(Path("/proc").iterdir()):
@@ -108,4 +108,4 @@ def _descendants(pids: Iterable[int]) -> list[int]:
 
 
 def _ignore(_: Any) -> None:
-    """The result of a short call changes nothing."""
+    """Do nothing with the result of a short call."""

@@ -20,10 +20,10 @@ import msgspec
 from semel.core import Output, PromptLogprob
 from semel.errors import InvalidRequest, ServiceError, excerpt
 
-__all__ = ["Defaults", "outputs_of", "refusals", "refuse_extra_args", "sampling_params"]
+__all__ = ["Defaults", "refusals", "refuse_extra_args", "sampling_params", "to_outputs"]
 
 _MAX_PROMPT_LOGPROBS: Final = 131_072
-"""What fits into one message to a frontend, at 128 bytes each (S18)."""
+"""The number that fits into one message to a frontend, at 128 bytes each (S18)."""
 
 _GRAMMARS: Final = "vllm.v1.structured_output."
 """The package in which vLLM calls the compilers of grammars."""
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a request does not say about its sampling."""
+    """Sampling parameters where a request has none."""
 
     parameters: Mapping[str, Any]
     """The model's, of its generation config."""
@@ -50,15 +50,15 @@ class Defaults:
     """The operator's limit for an answer."""
 
     @classmethod
-    def of(cls, config: Any) -> Self:
-        """Those of vLLM's `ModelConfig`."""
+    def from_config(cls, config: Any) -> Self:
+        """Return those of vLLM's `ModelConfig`."""
         parameters = config.get_diff_sampling_param()
         is_own = config.generation_config not in ("auto", "vllm")
         max_answer = parameters if is_own else {"max_tokens": config.override_generation_config.get("max_new_tokens")}
         return cls(parameters, config.max_model_len, max_answer.get("max_tokens"))
 
     def complete(self, requested: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
-        """The parameters of a request with all that it leaves open."""
+        """Return the parameters of a request with all that it leaves open."""
         room, wanted = self.max_context - prompt_tokens, _number(requested, "max_tokens")
         if wanted is not None and wanted > self.max_context:
             raise InvalidRequest(
@@ -77,7 +77,7 @@ class Defaults:
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> Any:
-    """vLLM's sampling parameters, decoded as its engine core will: a wrong type that is found only there is fatal."""
+    """Decode vLLM's sampling parameters as its engine core will: a wrong type that is found only there is fatal."""
     from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
     with refusals():
@@ -131,7 +131,7 @@ def refusals(field: str | None = None) -> Iterator[None]:
 
 
 def _number(requested: Mapping[str, Any], name: str) -> int | None:
-    """A parameter that is a whole number, if it is there."""
+    """Return a parameter that is a whole number, if it is there."""
     value = requested.get(name)
     if value is not None and not isinstance(value, int):
         raise InvalidRequest(_TYPES)
@@ -139,7 +139,7 @@ def _number(requested: Mapping[str, Any], name: str) -> int | None:
 
 
 def _made(make: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
-    """What vLLM makes of fields that a client sent; one that it does not know, or lacks, is the client's fault."""
+    """Build vLLM's parameters of fields that a client sent; an unknown or missing one is the client's fault."""
     known, required = _parameters(make)
     if not required <= fields.keys() <= known:
         logger.info(
@@ -156,7 +156,7 @@ def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
 
 @cache
 def _parameters(make: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str]]:
-    """The parameters of a function of vLLM's, and those that it cannot do without."""
+    """Return the parameters of a function of vLLM's, and those that it cannot do without."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = [one for one in inspect.signature(make).parameters.values() if one.kind in kinds]
     required = frozenset(one.name for one in named if one.default is inspect.Parameter.empty)
@@ -164,23 +164,23 @@ def _parameters(make: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str
 
 
 def _modules_of(error: BaseException) -> list[str]:
-    """The names of the modules that it passed through, the one that raised it last."""
+    """Return the names of the modules that it passed through, the one that raised it last."""
     return [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
 
 
 def _caller_of(error: BaseException) -> str:
-    """The module that asked for what is not there: an attribute of a pydantic model is missed by pydantic."""
+    """Return the module that asked for what is not there: an attribute of a pydantic model is missed by pydantic."""
     modules = _modules_of(error)
     return next((name for name in reversed(modules) if not name.startswith("pydantic.")), modules[-1])
 
 
 def _is_of_grammar(error: BaseException) -> bool:
-    """Whether it was raised where vLLM calls the compilers of grammars: its text is theirs."""
+    """Return whether it was raised where vLLM calls the compilers of grammars: its text is theirs."""
     return _modules_of(error)[-1].startswith(_GRAMMARS)
 
 
-def outputs_of(result: Any, *, is_first: bool) -> list[Output]:
-    """What vLLM tells of all sequences at one time; of the prompt with the first of them, if nothing was told yet."""
+def to_outputs(result: Any, *, is_first: bool) -> list[Output]:
+    """Convert vLLM's output of all sequences at one time; with that of the prompt, if it is the first."""
     outputs: list[Output] = []
     for part in result.outputs:
         about_prompt: dict[str, Any] = {}

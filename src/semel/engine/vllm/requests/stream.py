@@ -12,7 +12,7 @@ from semel.engine.vllm.plugins.rejection import Rejection
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.engine.vllm.requests.parsing import AnswerReader
 from semel.engine.vllm.requests.progress import StepCounter
-from semel.engine.vllm.requests.sampling import outputs_of
+from semel.engine.vllm.requests.sampling import to_outputs
 from semel.errors import (
     Busy,
     EngineDead,
@@ -54,10 +54,10 @@ class VllmStream:
         """The field of the request that its answer is held to, if there is one."""
 
         self.on_close: Callable[[], None] = _pass
-        """Called when nothing more is wanted, and vLLM was told so."""
+        """Called when nothing more is wanted, and vLLM has the abort."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they are generated."""
+        """Yield the outputs as they are generated."""
         with failures():
             while not self._finished:
                 result = self._collector.get_nowait() or await self._collector.get()
@@ -65,7 +65,7 @@ class VllmStream:
                 if failed := [part for part in result.outputs if part.finish_reason == "error"]:
                     self._begun = self._begun or bool(failed[0].token_ids)
                     raise self._failure(failed[0].stop_reason)
-                for output in outputs_of(result, is_first=not self._has_output):
+                for output in to_outputs(result, is_first=not self._has_output):
                     self._has_output = True
                     self._begun = self._begun or bool(output.token_ids)
                     if self._reader is not None:

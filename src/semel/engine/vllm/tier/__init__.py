@@ -1,1 +1,1 @@
-"""The host tier of encoder outputs, and arrivals from the embedding store."""
+"""The host tier of encoder outputs, and prefetched outputs from the embedding store."""

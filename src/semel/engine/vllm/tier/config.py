@@ -1,4 +1,4 @@
-"""How the embedding tier is plugged into vLLM, and where it cannot be.
+"""Configuration of the embedding tier in vLLM, and the flags that exclude it.
 
 vLLM imports the connector by the module's name (`ec_connector_module_path`); nothing has to be registered. Its role is
 `ec_consumer` with the first model runner, which saves whatever the role, and `ec_both` with the second one: a producer
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from semel.core.flag import GIB
-from semel.engine.vllm.compat.internals import ENCODER_CACHE, SCHEDULER, SHIPPING_SCHEDULER
-from semel.engine.vllm.compat.names import release_of
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, SCHEDULER
+from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED
-from semel.engine.vllm.tier.arrival_params import Staging
+from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.errors import ConfigError
 
-__all__ = ["TIER", "TIER_MODULE", "TierConfig", "block_bytes_of", "check_tier", "has_tier", "settle_tier"]
+__all__ = ["TIER", "TIER_MODULE", "TierConfig", "check_tier", "has_tier", "settle_tier", "tier_block_bytes"]
 
 TIER: Final = "EmbeddingTier"
 TIER_MODULE: Final = "semel.engine.vllm.tier.connector"
@@ -35,22 +35,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """What vLLM's `ec_connector_extra_config` may say to the tier."""
+    """The values of vLLM's `ec_connector_extra_config`."""
 
     nbytes: int
     """Host memory for encoder outputs."""
     region: str | None = None
     """The file that vLLM's worker processes map; not on GPUs, where vLLM's own copies make one."""
     eviction: str = "cost-aware"
-    """Which output goes first: `cost-aware` or `oldest-released`."""
+    """The eviction policy: `cost-aware` or `oldest-released`."""
     page: str | None = None
-    """The file through which the embedding process is told what is saved and gone; None if nobody wants to know."""
+    """The file through which the embedding process learns what is saved and gone; None if nobody wants to know."""
     staging: int = 0
-    """How many of the bytes are not the engine's to fill: what comes for requests is there, behind the rest."""
+    """Bytes at the end that the engine does not fill: they hold prefetched outputs."""
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
-        """The settings, checked."""
+        """Return the settings, checked."""
         known = {_BYTES, "region", "eviction", "page", "staging"}
         if unknown := settings.keys() - known:
             raise ConfigError(
@@ -66,8 +66,8 @@ class TierConfig:
             raise ConfigError(f"staging must be a part of the {nbytes:,} bytes of the tier, not {staging!r}")
         return cls(nbytes, settings.get("region"), eviction, settings.get("page"), staging)
 
-    def staging_of(self, block_bytes: int) -> Staging:
-        """Where the staging part begins, and how large it is. What is before it is the shelf."""
+    def locate_staging(self, block_bytes: int) -> Staging:
+        """Return where the staging part begins, and how large it is. What is before it is the host cache."""
         blocks, staged = self.nbytes // block_bytes, self.staging // block_bytes
         return Staging(blocks - staged, staged, block_bytes)
 
@@ -87,24 +87,24 @@ class TierConfig:
         }
 
 
-def block_bytes_of(model_config: Any) -> int:
-    """The unit of the tier's memory, as vLLM's own copies have it."""
+def tier_block_bytes(model_config: Any) -> int:
+    """Return the unit of the tier's memory, as vLLM's own copies have it."""
     return int(model_config.get_inputs_embeds_size() * model_config.dtype.itemsize)
 
 
 def has_tier(vllm_config: Any) -> bool:
-    """Whether an engine has the embedding tier, and no other connector."""
+    """Return whether an engine has the embedding tier, and no other connector."""
     config = vllm_config.ec_transfer_config
     return config is not None and (config.ec_connector, config.ec_connector_module_path) == (TIER, TIER_MODULE)
 
 
 def check_tier(arguments: Any, version: str) -> None:
-    """Refuse flags beside which the tier cannot be, and a vLLM whose connectors are called otherwise."""
-    if release_of(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
+    """Refuse flags that exclude the tier, and a vLLM whose connectors are called otherwise."""
+    if to_release(version) in TESTED[: TESTED.index(PLANNING_SINCE)]:
         raise ConfigError(f"{_FLAG} needs vLLM {PLANNING_SINCE}, and {version} is installed: leave the flag out")
     if arguments.ec_transfer_config is not None:
         raise ConfigError(f"{_FLAG} is an encoder-output connector, and --ec-transfer-config names another: choose one")
-    if arguments.scheduler_cls not in (None, SCHEDULER, SHIPPING_SCHEDULER):
+    if arguments.scheduler_cls not in (None, SCHEDULER, LAZY_TRANSFER_SCHEDULER):
         raise ConfigError(
             f"{_FLAG} needs semel's scheduler, which tells it of changed weights: leave --scheduler-cls out"
         )

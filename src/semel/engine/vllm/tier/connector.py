@@ -11,9 +11,9 @@ are pinned until all have reported them (`semel.encoder.transfers`). A key whose
 than the request expects is not loaded.
 
 What the embedding process has fetched for a request, and put into the staging part of the memory before it submitted
-the request (`semel.encoder.arrivals`), is loaded by the same rule: it is whole, nobody writes there before its ticket
+the request (`semel.encoder.prefetched`), is loaded by the same rule: it is whole, nobody writes there before its lease
 is done, and it has the number of embeddings that the request expects, in a form that this engine's own outputs have.
-`TierPage` tells that process what is on the shelf, and which tickets are done.
+`TierPage` tells that process what is in the host cache, and which leases are done.
 
 Only keys that are digests are kept: with an adapter on the encoder vLLM puts the adapter's name into the key, and a
 name says nothing about its weights.
@@ -32,13 +32,13 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 from vllm.platforms import current_platform
 
 from semel.core import Digest
-from semel.encoder import CostAware, Eviction, OldestReleased, Shelf, Slot, Step, Transfers
+from semel.encoder import CostAware, Eviction, HostCache, OldestReleased, Slot, Step, Transfers
 from semel.engine.vllm.compat.internals import num_embeds
 from semel.engine.vllm.model.encoder_size import embedding_bytes
-from semel.engine.vllm.tier.arrival_params import Staging
-from semel.engine.vllm.tier.config import TierConfig, block_bytes_of
-from semel.engine.vllm.tier.copies import Copies, RankReport, StepMetadata, TierReports, copies_of
+from semel.engine.vllm.tier.config import TierConfig, tier_block_bytes
+from semel.engine.vllm.tier.copies import Copies, RankReport, StepMetadata, TierReports, create_copies
 from semel.engine.vllm.tier.page import TierPage
+from semel.engine.vllm.tier.prefetch_params import Staging
 
 __all__ = ["EmbeddingTier", "TierBooks"]
 
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class TierBooks:
-    """What the host's memory holds for one engine, and what each step copies."""
+    """The bookkeeping of the host's memory for one engine, and of the copies of each step."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class TierBooks:
         staging: Staging | None = None,
         page: TierPage | None = None,
     ) -> None:
-        self.shelf = Shelf(blocks, eviction)
+        self.host_cache = HostCache(blocks, eviction)
         adopts = patience is None  # copies within the step
-        self.transfers = Transfers(self.shelf, ranks=ranks, patience=patience, adopts=adopts)
+        self.transfers = Transfers(self.host_cache, ranks=ranks, patience=patience, adopts=adopts)
         self.on_change: Callable[[], None] = _pass
         """Called when a report has changed the totals."""
-        self._arrivals = self.transfers.arrivals
+        self._prefetched_outputs = self.transfers.prefetched_outputs
         self._block_bytes = block_bytes
         self._row_bytes = row_bytes
         self._staging = staging
@@ -89,38 +89,38 @@ class TierBooks:
         self.transfers.on_saved = self._saved
         if page is not None:
             self._epoch = page.epoch
-            self.shelf.on_gone = self._gone
-            self._arrivals.on_use, self._arrivals.on_done = page.use, page.finish
+            self.host_cache.on_gone = self._gone
+            self._prefetched_outputs.on_use, self._prefetched_outputs.on_done = page.use, page.finish
 
     def totals(self) -> dict[str, int]:
-        """What has been done so far, under the names of `EncoderTotals`."""
-        shelf, counts = self.shelf, self.transfers.counts
+        """Return what has been done so far, under the names of `EncoderTotals`."""
+        host_cache, counts = self.host_cache, self.transfers.counts
         return {
             **self._copied,
             "tier_loads": counts.loads,
-            "tier_arrivals": counts.arrivals,
+            "tier_prefetched": counts.prefetched_outputs,
             "tier_saves": counts.saves,
-            "tier_not_saved": counts.lost + shelf.counts.full,
-            "tier_evictions": shelf.counts.evictions,
-            "tier_capacity_bytes": shelf.blocks * self._block_bytes,
-            "tier_held_bytes": (shelf.blocks - shelf.free) * self._block_bytes,
-            "tier_pinned_bytes": shelf.pinned * self._block_bytes,
+            "tier_not_saved": counts.lost + host_cache.counts.full,
+            "tier_evictions": host_cache.counts.evictions,
+            "tier_capacity_bytes": host_cache.blocks * self._block_bytes,
+            "tier_held_bytes": (host_cache.blocks - host_cache.free) * self._block_bytes,
+            "tier_pinned_bytes": host_cache.pinned * self._block_bytes,
         }
 
     def consider(self, request: Any, computed: int = 0) -> None:
-        """The request about which `has` will be asked, and how many of its tokens are computed."""
+        """Set the request for `has`, and how many of its tokens are computed."""
         self._request = request
         if request is not None and request.ec_transfer_params is not None:
             self._receive(request)
-            self._arrivals.advance(request.request_id, computed)
+            self._prefetched_outputs.advance(request.request_id, computed)
 
     def has(self, identifier: str) -> bool:
-        """Whether the request in question can have this output loaded."""
+        """Return whether the request in question can have this output loaded."""
         if self._request is None:
             return False
-        slot = self.shelf.filled(identifier)
-        arrival = self._arrivals.get(self._request.request_id, identifier)
-        if slot is None and arrival is None:
+        slot = self.host_cache.filled(identifier)
+        prefetched = self._prefetched_outputs.get(self._request.request_id, identifier)
+        if slot is None and prefetched is None:
             return False
         feature = self._features_of(self._request).get(identifier)
         if feature is None:
@@ -128,17 +128,17 @@ class TierBooks:
         rows = num_embeds(feature)
         if slot is not None and slot.rows == rows:
             return True
-        return arrival is not None and arrival.form[0] == rows and arrival.form[1:] in self._widths
+        return prefetched is not None and prefetched.form[0] == rows and prefetched.form[1:] in self._widths
 
     def finish(self, request: Any) -> None:
-        """A request has ended, however."""
+        """Forget a request that has ended, however."""
         self._features.pop(request.request_id, None)
         if request.ec_transfer_params is not None:
             self._receive(request)  # it may end before it was considered
-            self._arrivals.finish(request.request_id)
+            self._prefetched_outputs.finish(request.request_id)
 
     def allocate(self, request: Any, index: int) -> None:
-        """A request has space on the device for an output, to encode or to load it."""
+        """Take note that a request has space on the device for an output, to encode or to load it."""
         feature = request.mm_features[index]
         if _DIGEST.fullmatch(feature.identifier) is not None:
             rows = num_embeds(feature)
@@ -146,12 +146,12 @@ class TierBooks:
             self.transfers.allocate(request.request_id, index, feature.identifier, rows, blocks)
 
     def plan(self, scheduler_output: Any) -> Step:
-        """What a step copies."""
+        """Return what a step copies."""
         self._request = None
         return self.transfers.plan(scheduler_output.scheduled_encoder_inputs, scheduler_output.num_scheduled_tokens)
 
     def take(self, reports: Iterable[RankReport]) -> None:
-        """What the worker processes have done."""
+        """Take the reports of the worker processes."""
         for one in reports:
             self.transfers.take(one.report)
             self._row_bytes = max(self._row_bytes, one.row_bytes)
@@ -164,15 +164,15 @@ class TierBooks:
     def forget(self, identifiers: Iterable[str]) -> None:
         """Do not load these any more: they are wrong."""
         for identifier in identifiers:
-            self.shelf.forget(identifier)
+            self.host_cache.forget(identifier)
 
     def reset(self, *, new_weights: bool = False) -> None:
         """Do not load anything of before: the weights have changed, or an operator wants to be sure."""
         self._epoch += 1
         if self._page is not None:
             self._page.reset(new_weights=new_weights)
-        self.shelf.forget_all()
-        self._arrivals.forget_all()
+        self.host_cache.forget_all()
+        self._prefetched_outputs.forget_all()
 
     def _features_of(self, request: Any) -> Mapping[str, Any]:
         count, features = self._features.get(request.request_id, (0, {}))
@@ -184,22 +184,22 @@ class TierBooks:
     def _receive(self, request: Any) -> None:
         """Take what came for a request, once."""
         name = request.request_id
-        if name in self._arrivals or self._staging is None:
+        if name in self._prefetched_outputs or self._staging is None:
             return
         try:
-            arrivals = self._staging.arrivals_of(request.ec_transfer_params)
+            prefetched_outputs = self._staging.parse(request.ec_transfer_params)
         except ValueError as error:
             logger.warning("request %s comes with nothing that can be loaded: %s", name, error)
-            arrivals = ()
+            prefetched_outputs = ()
         ends: dict[str, int] = {}
         for feature in request.mm_features:
             place = feature.mm_position
             ends[feature.identifier] = max(place.offset + place.length, ends.get(feature.identifier, 0))
-        came = [(one.digest.hex(), one, ends.get(one.digest.hex(), 0)) for one in arrivals]
-        self._arrivals.add(name, came)
+        came = [(one.digest.hex(), one, ends.get(one.digest.hex(), 0)) for one in prefetched_outputs]
+        self._prefetched_outputs.add(name, came)
         for key, one, _ in came:
             if one.epoch != self._epoch or key not in ends:
-                self._arrivals.drop(name, key)
+                self._prefetched_outputs.drop(name, key)
 
     def _saved(self, slot: Slot) -> None:
         form: Any = slot.form
@@ -213,19 +213,19 @@ class TierBooks:
 
 
 class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
-    """What vLLM makes of the connector's name, in the engine core and in each worker process."""
+    """The connector that vLLM creates, in the engine core and in each worker process."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
         model = vllm_config.model_config
-        block_bytes = block_bytes_of(model)
+        block_bytes = tier_block_bytes(model)
         self.books: TierBooks | None = None
         self._copies: Copies | None = None
         if role == ECConnectorRole.WORKER:
-            self._copies = copies_of(vllm_config, block_bytes)
+            self._copies = create_copies(vllm_config, block_bytes)
             return
         config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
-        staging = config.staging_of(block_bytes)
+        staging = config.locate_staging(block_bytes)
         self.books = TierBooks(
             staging.first,
             block_bytes,
@@ -247,29 +247,29 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
         return True
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Whether an output can be loaded in this step."""
+        """Return whether an output can be loaded in this step."""
         assert self.books is not None
         return self.books.has(identifier)
 
     def update_state_after_alloc(self, request: Any, index: int) -> None:
-        """An output of a request is encoded or loaded in this step, unless the request is preempted in it."""
+        """Take note that a step encodes or loads an output of a request, unless it preempts the request."""
         assert self.books is not None
         self.books.allocate(request, index)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        """What the step copies."""
+        """Return what the step copies."""
         assert self.books is not None
         step = self.books.plan(scheduler_output)
         return StepMetadata(step) if step.number else _NO_COPIES
 
     def request_finished(self, request: Any) -> tuple[bool, None]:
-        """A request has ended. vLLM calls this for every one that its scheduler had."""
+        """Forget a request that has ended. vLLM calls this for every one that its scheduler had."""
         assert self.books is not None
         self.books.finish(request)
         return False, None
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """What the worker processes have reported with a step."""
+        """Take the reports of the worker processes from a step's output."""
         reports = connector_output.ec_connector_worker_meta
         if self.books is not None and reports is not None:
             self.books.take(reports.reports)
@@ -287,12 +287,12 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
         self._copies.save(self._step, mm_hash, encoder_cache[mm_hash])
 
     def forget_saved(self) -> None:
-        """The weights of this worker process have changed."""
+        """Forget what this worker process saved with other weights."""
         if self._copies is not None:
             self._copies.forget()
 
     def build_connector_worker_meta(self) -> TierReports | None:
-        """What was done in the step."""
+        """Return what was done in the step."""
         report = None if self._copies is None else self._copies.report(self._step)
         return None if report is None else TierReports([report])
 

@@ -2,7 +2,7 @@
 
 `HostCopies` is for engines on a CPU: a file in memory that all worker processes of the engine map, and copies that are
 over before the step goes on. `DeviceCopies` is for GPUs, where vLLM's own worker of its `ECCPUConnector` does them, on
-streams beside the step; it has not been run on a GPU yet. Every worker process has every output, so one of them saves,
+streams next to the step; it has not been run on a GPU yet. Every worker process has every output, so one of them saves,
 and all of them load.
 
 A load cannot fail: the scheduler plans one only for an output of which this side has said that it is there, whole. An
@@ -38,7 +38,7 @@ __all__ = [
     "RankReport",
     "StepMetadata",
     "TierReports",
-    "copies_of",
+    "create_copies",
     "map_region",
 ]
 
@@ -47,22 +47,22 @@ _DTYPES: Final = {name: getattr(torch, name.removeprefix("torch.")) for name in 
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata(ECConnectorMetadata):  # type: ignore[misc]
-    """What a step copies, on its way to the worker processes."""
+    """The copies of a step, on their way to the worker processes."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one worker process did in a step."""
+    """The copies that one worker process has made in a step."""
 
     report: Report
     copied: Counter[str]
     """Bytes and nanoseconds, under the names of `EncoderTotals`."""
     row_bytes: int = 0
-    """What an embedding takes, if an output did not fit what was expected; else 0."""
+    """Bytes of an embedding, if an output did not fit what was expected; else 0."""
     has_new_weights: bool = False
-    """Whether everything that was saved before is of other weights."""
+    """True if everything that was saved before is of other weights."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class TierReports(ECConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class Copies(Protocol):
-    """What a worker process copies for the tier."""
+    """The copies that a worker process makes for the tier."""
 
     def load(self, step: Step, encoder_cache: MutableMapping[str, torch.Tensor]) -> None:
         """Load what a step needs, before it needs it."""
@@ -86,10 +86,10 @@ class Copies(Protocol):
         """Save an output, if the step has a slot for it."""
 
     def forget(self) -> None:
-        """The weights have changed: say so with the next report."""
+        """Report new weights with the next report."""
 
     def report(self, step: Step) -> RankReport | None:
-        """What was done since the last report; None if that is nothing."""
+        """Return what was done since the last report; None if that is nothing."""
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -97,7 +97,7 @@ class Copies(Protocol):
 
 @dataclass(slots=True)
 class _Done:
-    """What was done since the last report."""
+    """The copies since the last report."""
 
     saved: list[Saved] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _Done:
         self.copied.update({f"tier_{kind}_{unit}": count for unit, count in (("bytes", nbytes), ("ns", elapsed_ns))})
 
     def count_load(self, load: Load, nbytes: int, elapsed_ns: int = 0) -> None:
-        self.count("arrival" if load.is_arrival else "load", nbytes, elapsed_ns)
+        self.count("prefetched" if load.is_prefetched else "load", nbytes, elapsed_ns)
 
     def report(self, rank: int, closed: int) -> RankReport:
         report = Report(rank, closed, tuple(self.saved), tuple(self.loaded))
@@ -132,7 +132,7 @@ class HostCopies:
             encoder_cache[str(key)] = output = self._loaded(load)
             self._done.loaded.append(load.transfer)
             self._done.count_load(load, output.nbytes, perf_counter_ns() - started_ns)
-            if load.is_arrival:  # who asks for it next finds it on the shelf
+            if load.is_prefetched:  # who asks for it next finds it in the host cache
                 self.save(step, str(key), output)
 
     def save(self, step: Step, key: str, output: torch.Tensor) -> None:
@@ -188,7 +188,7 @@ class HostCopies:
 
 
 class DeviceCopies:
-    """Copies by vLLM's own worker, which go on beside the steps: each is over when it says so."""
+    """Copies by vLLM's own worker, which go on during later steps: each is over when it says so."""
 
     def __init__(self, worker: Any, block_bytes: int, rank: int, dtype: torch.dtype) -> None:
         self._worker = worker
@@ -262,8 +262,8 @@ class DeviceCopies:
             Path(region._mmap_path).unlink(missing_ok=True)
 
 
-def copies_of(vllm_config: Any, block_bytes: int) -> Copies:
-    """What a worker process of this engine copies with."""
+def create_copies(vllm_config: Any, block_bytes: int) -> Copies:
+    """Return what a worker process of this engine copies with."""
     config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
     parallel = vllm_config.parallel_config
     rank = parallel.rank % parallel.tensor_parallel_size
@@ -278,7 +278,7 @@ def copies_of(vllm_config: Any, block_bytes: int) -> Copies:
 
 
 def map_region(path: str, nbytes: int) -> torch.Tensor:
-    """The file at `path` as memory. It is there from the start: an engine should not end for want of it later."""
+    """Map the file at `path`. Its memory is there from the start: an engine should not end for want of it later."""
     descriptor = open_file(path, "the embedding tier")
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -290,7 +290,7 @@ def map_region(path: str, nbytes: int) -> torch.Tensor:
 
 
 def _is_expected(save: Save, output: torch.Tensor) -> bool:
-    """Whether an output is what its slot was reserved for."""
+    """Return whether an output is what its slot was reserved for."""
     return output.dim() == 2 and len(output) == save.rows and str(output.dtype) in _DTYPES
 
 

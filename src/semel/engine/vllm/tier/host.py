@@ -1,18 +1,18 @@
 """The embedding tier as the process sees it that embeds the engine: blocks to fetch into, and outputs to publish.
 
-One region of the host's memory is mapped by this process and by vLLM's worker processes: first the shelf, which the
-engine core fills and empties, then the staging part, of which only this process gives out blocks. Blocks are given out
-under tickets. A ticket has a slot in `TierPage` and a generation, so that the page can say of each that it is done,
+One region of the host's memory is mapped by this process and by vLLM's worker processes: first the host cache, which
+the engine core fills and empties, then the staging part, of which only this process gives out blocks. Blocks are given
+out under leases. A lease has a slot in `TierPage` and a generation, so that the page can say of each that it is done,
 also long before anybody looks.
 
 Who frees what: `release`, while an output was not submitted; the page, when the engine core had the request. Between
 the two are requests that the engine core never got, or refused before its scheduler saw them. So when a request ends
-other than well, this process asks the engine core something harmless, which it answers in order: whatever ticket is
+other than well, this process asks the engine core something harmless, which it answers in order: whatever lease is
 then neither used nor done will not be.
 
 All of it may be called from any thread: one lock, held for microseconds. Buffers are read and written without it. What
-was read of the shelf counts only if `is_intact` says so afterwards: that something is gone is written before its blocks
-are written again.
+was read of the host cache counts only if `is_intact` says so afterwards: that something is gone is written before its
+blocks are written again.
 
 On a GPU vLLM's own copies make the region, under a name that they choose and remove; there is no such tier there yet.
 """
@@ -25,19 +25,19 @@ import mmap
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
-from semel.core import Arrival, Digest, Form, form_bytes
+from semel.core import Digest, Form, PrefetchedOutput, form_bytes
 from semel.encoder.extents import FreeExtents
-from semel.engine import protocol
+from semel.engine.protocol import CachedOutput, StagedOutput
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
-from semel.engine.vllm.tier.arrival_params import Staging
-from semel.engine.vllm.tier.config import TierConfig, block_bytes_of, has_tier
-from semel.engine.vllm.tier.page import TICKET_SLOTS, TierPage, slot_of
+from semel.engine.vllm.tier.config import TierConfig, has_tier, tier_block_bytes
+from semel.engine.vllm.tier.page import LEASE_SLOTS, TierPage, lease_slot
+from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.engine.vllm.tier.shared_file import open_file
 
-__all__ = ["HostTier", "Shelved", "Staged"]
+__all__ = ["HostTier"]
 
 _MAX_PENDING: Final = 16_384
 """Events that are kept for `review`."""
@@ -45,29 +45,6 @@ _MAX_PENDING: Final = 16_384
 Extents = tuple[tuple[int, int], ...]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """See `semel.engine.protocol.Staged`."""
-
-    arrival: Arrival
-    epoch: int
-    buffers: tuple[memoryview, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shelved:
-    """See `semel.engine.protocol.Shelved`."""
-
-    form: Form
-    buffers: tuple[memoryview, ...]
-    record: Saved
-    tier: HostTier
-
-    def is_intact(self) -> bool:
-        """Whether everything that was read until now is of this output."""
-        return self.tier._is_on_shelf(self.record)
 
 
 class HostTier:
@@ -85,19 +62,19 @@ class HostTier:
         self._page = page
         self._lock = threading.Lock()
         self._free = FreeExtents(staging.blocks)
-        self._slots = list(range(TICKET_SLOTS))
-        self._generations = [0] * TICKET_SLOTS
+        self._slots = list(range(LEASE_SLOTS))
+        self._generations = [0] * LEASE_SLOTS
         self._open: dict[int, Extents] = {}
         self._submitted: set[int] = set()
-        self._shelf: dict[Digest, Saved] = {}
+        self._host_cache: dict[Digest, Saved] = {}
         self._position = 0
         self._pending: list[TierEvent] = []
         self._first_epoch = 0
         self._recovering: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def of(cls, vllm_config: Any) -> Self | None:
-        """The tier of a running engine; None if it has none, or nobody wanted to see it."""
+    def from_config(cls, vllm_config: Any) -> Self | None:
+        """Return the tier of a running engine; None if it has none, or nobody wanted to see it."""
         from vllm.platforms import current_platform
 
         if not has_tier(vllm_config):
@@ -108,9 +85,9 @@ class HostTier:
         if not current_platform.is_cpu() or config.region is None:
             logger.warning("encoder outputs are not shared between workers: on a GPU that was never run")
             return None
-        block_bytes = block_bytes_of(vllm_config.model_config)
+        block_bytes = tier_block_bytes(vllm_config.model_config)
         nbytes = config.nbytes // block_bytes * block_bytes
-        return cls.open(config.region, nbytes, config.staging_of(block_bytes), TierPage.open(config.page))
+        return cls.open(config.region, nbytes, config.locate_staging(block_bytes), TierPage.open(config.page))
 
     @classmethod
     def open(cls, region: str, nbytes: int, staging: Staging, page: TierPage) -> Self:
@@ -123,12 +100,12 @@ class HostTier:
 
     @property
     def epoch(self) -> int:
-        """How often everything was forgotten since the engine was warm."""
+        """Number of resets since the engine was warm."""
         return self._page.epoch - self._first_epoch
 
     @property
     def has_new_weights(self) -> bool:
-        """Whether weights were changed in place."""
+        """True if weights were changed in place."""
         return self._page.has_new_weights
 
     @property
@@ -137,11 +114,11 @@ class HostTier:
         return self._staging.blocks - self._free.free
 
     def begin(self) -> None:
-        """The engine is warm: what it forgot until now does not count."""
+        """Count resets from now on: the engine is warm."""
         self._first_epoch = self._page.epoch
 
-    def stage(self, digest: Digest, form: Form) -> Staged | None:
-        """Blocks for an output of this form; None if there is no room."""
+    def stage(self, digest: Digest, form: Form) -> StagedOutput | None:
+        """Reserve blocks for an output of this form; None if there is no room."""
         try:
             nbytes = form_bytes(form)
         except ValueError:
@@ -152,33 +129,33 @@ class HostTier:
                 return None
             slot = self._slots.pop()
             self._generations[slot] += 1
-            ticket = self._generations[slot] * TICKET_SLOTS + slot
+            lease = self._generations[slot] * LEASE_SLOTS + slot
             first = self._staging.first
             extents = tuple((first + start, count) for start, count in self._free.take(blocks))
-            self._open[ticket] = extents
+            self._open[lease] = extents
             epoch = self._page.epoch
-        arrival = Arrival(ticket, digest, extents, form, epoch)
-        return Staged(arrival, epoch - self._first_epoch, self._buffers(extents, nbytes))
+        prefetched = PrefetchedOutput(lease, digest, extents, form, epoch)
+        return StagedOutput(prefetched, epoch - self._first_epoch, self._buffers(extents, nbytes))
 
-    def release(self, staged: protocol.Staged) -> None:
+    def release(self, staged: StagedOutput) -> None:
         """Let go of blocks that were not submitted. Twice does no harm."""
-        ticket = staged.arrival.ticket
+        lease = staged.prefetched.lease
         with self._lock:
-            if ticket not in self._submitted:
-                self._close(ticket)
+            if lease not in self._submitted:
+                self._close(lease)
 
-    def submit(self, arrivals: Iterable[Arrival]) -> None:
-        """From now on these are the engine's."""
+    def submit(self, prefetched_outputs: Iterable[PrefetchedOutput]) -> None:
+        """Give outputs to the engine."""
         with self._lock:
-            self._submitted.update(one.ticket for one in arrivals if one.ticket in self._open)
+            self._submitted.update(one.lease for one in prefetched_outputs if one.lease in self._open)
 
-    def end(self, arrivals: Iterable[Arrival]) -> None:
-        """A request with these has ended in some way, or was never begun. Needs a running event loop."""
+    def end(self, prefetched_outputs: Iterable[PrefetchedOutput]) -> None:
+        """Take the blocks of a request back that has ended in some way, or never began. Needs a running event loop."""
         with self._lock:
             self._collect()
-            tickets = [one.ticket for one in arrivals if one.ticket in self._submitted]
-        if tickets and self.fence is not None:
-            task = asyncio.get_running_loop().create_task(self._recover(tickets))
+            leases = [one.lease for one in prefetched_outputs if one.lease in self._submitted]
+        if leases and self.fence is not None:
+            task = asyncio.get_running_loop().create_task(self._recover(leases))
             self._recovering.add(task)
             task.add_done_callback(self._recovering.discard)
 
@@ -191,30 +168,31 @@ class HostTier:
         return events
 
     def holds(self, digest: Digest) -> bool:
-        """Whether the shelf has an output, as far as is known."""
+        """Return whether the host cache has an output, as far as is known."""
         with self._lock:
-            return digest in self._shelf
+            return digest in self._host_cache
 
-    def shelved(self, digest: Digest) -> Shelved | None:
-        """An output on the shelf, to be read."""
+    def cached_output(self, digest: Digest) -> CachedOutput | None:
+        """Return an output in the host cache, to be read."""
         with self._lock:
             self._poll()
-            record = self._shelf.get(digest)
+            record = self._host_cache.get(digest)
         if record is None:
             return None
         buffers = self._buffers(record.extents, form_bytes(record.form))
-        return Shelved(record.form, tuple(buffer.toreadonly() for buffer in buffers), record, self)
+        intact = partial(self._is_in_host_cache, record)
+        return CachedOutput(record.form, tuple(buffer.toreadonly() for buffer in buffers), intact)
 
     async def settled(self) -> None:
         """Wait until nothing is being recovered."""
         await asyncio.gather(*self._recovering)
 
-    def _is_on_shelf(self, record: Saved) -> bool:
+    def _is_in_host_cache(self, record: Saved) -> bool:
         with self._lock:
             self._poll()
-            return self._shelf.get(record.digest) == record
+            return self._host_cache.get(record.digest) == record
 
-    async def _recover(self, tickets: Sequence[int]) -> None:
+    async def _recover(self, leases: Sequence[int]) -> None:
         """Take back what the engine core has never seen, once it has seen everything that was sent to it."""
         assert self.fence is not None
         try:
@@ -224,21 +202,21 @@ class HostTier:
             return
         with self._lock:
             self._collect()
-            for ticket in tickets:
-                if ticket in self._submitted and not self._page.is_used(ticket):
-                    self._close(ticket)
+            for lease in leases:
+                if lease in self._submitted and not self._page.is_used(lease):
+                    self._close(lease)
 
     def _collect(self) -> None:
         """Take back what the page calls done."""
-        for ticket in [ticket for ticket in self._submitted if self._page.is_done(ticket)]:
-            self._close(ticket)
+        for lease in [lease for lease in self._submitted if self._page.is_done(lease)]:
+            self._close(lease)
 
-    def _close(self, ticket: int) -> None:
-        extents = self._open.pop(ticket, None)
-        self._submitted.discard(ticket)
+    def _close(self, lease: int) -> None:
+        extents = self._open.pop(lease, None)
+        self._submitted.discard(lease)
         if extents is not None:
             self._free.give_back([(first - self._staging.first, count) for first, count in extents])
-            self._slots.append(slot_of(ticket))
+            self._slots.append(lease_slot(lease))
 
     def _poll(self) -> None:
         """Read the page's events."""
@@ -246,16 +224,16 @@ class HostTier:
         for event in events:
             match event:
                 case Saved():
-                    self._shelf[event.digest] = event
+                    self._host_cache[event.digest] = event
                 case Gone():
-                    known = self._shelf.get(event.digest)
+                    known = self._host_cache.get(event.digest)
                     if known is not None and known.transfer == event.transfer:
-                        del self._shelf[event.digest]
+                        del self._host_cache[event.digest]
                 case Reset() | Overrun():
-                    self._shelf.clear()
+                    self._host_cache.clear()
         self._pending += events
         if len(self._pending) > _MAX_PENDING:
-            self._pending = [Overrun(), *self._shelf.values()]
+            self._pending = [Overrun(), *self._host_cache.values()]
 
     def _buffers(self, extents: Extents, nbytes: int) -> tuple[memoryview, ...]:
         buffers = []

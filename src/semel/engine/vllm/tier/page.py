@@ -1,10 +1,10 @@
-"""What the engine core tells the process that embeds it about encoder outputs in the host's memory.
+"""A page of memory in which the engine core reports on encoder outputs to the process that embeds it.
 
 A page of shared memory: the engine core writes, the embedding process reads, nobody waits. It has three parts.
 
 - A ring of events: what was saved, what is gone, resets. An event is written before the blocks that it speaks of can be
-  written again. A reader that fell behind is told so.
-- Two cells per ticket slot: the generation that a step has begun to load, and the generation that is done. Cells are
+  written again. A reader that fell behind gets to know it.
+- Two cells per lease slot: the generation that a step has begun to load, and the generation that is done. Cells are
   never lost, however seldom somebody looks.
 - The epoch (how often everything was forgotten), and whether weights have changed since the start.
 
@@ -24,10 +24,10 @@ from semel.core import FORM_DTYPES, Digest, Form
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
 from semel.engine.vllm.tier.shared_file import SharedPage
 
-__all__ = ["TICKET_SLOTS", "TierPage", "generation_of", "slot_of"]
+__all__ = ["LEASE_SLOTS", "TierPage", "lease_generation", "lease_slot"]
 
-TICKET_SLOTS: Final = 1_024
-"""Tickets that can be open at a time."""
+LEASE_SLOTS: Final = 1_024
+"""Leases that can be open at a time."""
 
 _RECORDS: Final = 4_096
 _CELLS: Final = 64
@@ -36,8 +36,8 @@ _MAX_EXTENTS: Final = 24
 
 _HEAD, _EPOCH, _NEW_WEIGHTS = 0, 1, 2
 _USED: Final = 8
-_DONE: Final = _USED + TICKET_SLOTS
-_RING: Final = _DONE + TICKET_SLOTS
+_DONE: Final = _USED + LEASE_SLOTS
+_RING: Final = _DONE + LEASE_SLOTS
 _BYTES: Final = 8 * (_RING + _RECORDS * _CELLS)
 
 _SAVED, _GONE, _RESET = 1, 2, 3
@@ -45,14 +45,14 @@ _DIGEST: Final = struct.Struct("4q")
 _DTYPES: Final = tuple(FORM_DTYPES)
 
 
-def slot_of(ticket: int) -> int:
-    """The cell of a ticket."""
-    return ticket % TICKET_SLOTS
+def lease_slot(lease: int) -> int:
+    """Return the cell of a lease."""
+    return lease % LEASE_SLOTS
 
 
-def generation_of(ticket: int) -> int:
-    """How many tickets have had its slot, with it."""
-    return ticket // TICKET_SLOTS
+def lease_generation(lease: int) -> int:
+    """Return how many leases have had its slot, with it."""
+    return lease // LEASE_SLOTS
 
 
 class TierPage(SharedPage):
@@ -65,7 +65,7 @@ class TierPage(SharedPage):
     # The engine core writes.
 
     def saved(self, digest: Digest, transfer: int, extents: tuple[tuple[int, int], ...], form: Form) -> None:
-        """An output is on the shelf. One in very many pieces is not told of: it stays on this host."""
+        """Report an output in the host cache. One in very many pieces is not reported: it stays on this host."""
         rows, columns, dtype = form
         if len(extents) <= _MAX_EXTENTS and dtype in _DTYPES:
             places = [number for extent in extents for number in extent]
@@ -74,46 +74,46 @@ class TierPage(SharedPage):
             )
 
     def gone(self, digest: Digest, transfer: int) -> None:
-        """An output is not on the shelf any more, and its blocks are not written again yet."""
+        """Report that an output is not in the host cache any more, before its blocks are written again."""
         self._write([_GONE, transfer, *_DIGEST.unpack(digest)])
 
     def reset(self, *, new_weights: bool) -> None:
-        """Everything is forgotten."""
+        """Report that everything is forgotten."""
         if new_weights:
             self._cells[_NEW_WEIGHTS] = 1
         self._cells[_EPOCH] += 1
         self._write([_RESET, int(new_weights)])
 
-    def use(self, ticket: int) -> None:
-        """A step loads what came under a ticket."""
-        self._cells[_USED + slot_of(ticket)] = generation_of(ticket)
+    def use(self, lease: int) -> None:
+        """Report that a step loads the output of a lease."""
+        self._cells[_USED + lease_slot(lease)] = lease_generation(lease)
 
-    def finish(self, ticket: int) -> None:
-        """Nobody reads any more what came under a ticket."""
-        self._cells[_DONE + slot_of(ticket)] = generation_of(ticket)
+    def finish(self, lease: int) -> None:
+        """Report that nobody reads the output of a lease any more."""
+        self._cells[_DONE + lease_slot(lease)] = lease_generation(lease)
 
     # The embedding process reads.
 
     @property
     def epoch(self) -> int:
-        """How often everything was forgotten."""
+        """Number of resets."""
         return self._cells[_EPOCH]
 
     @property
     def has_new_weights(self) -> bool:
-        """Whether weights have changed since the engine started."""
+        """True if weights have changed since the engine started."""
         return bool(self._cells[_NEW_WEIGHTS])
 
-    def is_used(self, ticket: int) -> bool:
-        """Whether a step has begun to load what came under a ticket."""
-        return self._cells[_USED + slot_of(ticket)] == generation_of(ticket)
+    def is_used(self, lease: int) -> bool:
+        """Return whether a step has begun to load what came under a lease."""
+        return self._cells[_USED + lease_slot(lease)] == lease_generation(lease)
 
-    def is_done(self, ticket: int) -> bool:
-        """Whether nobody reads any more what came under a ticket."""
-        return self._cells[_DONE + slot_of(ticket)] == generation_of(ticket)
+    def is_done(self, lease: int) -> bool:
+        """Return whether nobody reads any more what came under a lease."""
+        return self._cells[_DONE + lease_slot(lease)] == lease_generation(lease)
 
     def read(self, position: int) -> tuple[list[TierEvent], int]:
-        """The events after `position`, which is 0 at first, and the position after them."""
+        """Return the events after `position`, which is 0 at first, and the position after them."""
         events: list[TierEvent] = []
         while position < (head := self._cells[_HEAD]):
             event = self._read_record(position) if head - position <= _RECORDS else None

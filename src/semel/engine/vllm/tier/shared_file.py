@@ -14,24 +14,24 @@ from typing import ClassVar, Self
 
 from semel.errors import ConfigError
 
-__all__ = ["SharedPage", "create_file", "open_file", "path_of"]
+__all__ = ["SharedPage", "create_file", "descriptor_path", "open_file"]
 
 
 def create_file(name: str) -> int:
-    """The descriptor of a new file without a name in the file system; `name` is for those who look at `/proc`."""
+    """Create a file without a name in the file system; `name` is for those who look at `/proc`."""
     return os.memfd_create(name, os.MFD_CLOEXEC)
 
 
 def open_file(path: str, purpose: str) -> int:
-    """The descriptor of the file at `path`; one that is not there is made."""
+    """Return the descriptor of the file at `path`; one that is not there is made."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot open {path} for {purpose}: {error.strerror}") from error
 
 
-def path_of(descriptor: int) -> str:
-    """Where other processes of the same user find an open file, while this process lives."""
+def descriptor_path(descriptor: int) -> str:
+    """Return where other processes of the same user find an open file, while this process lives."""
     return str(Path("/proc") / str(os.getpid()) / "fd" / str(descriptor))
 
 
@@ -51,15 +51,15 @@ class SharedPage:
 
     @classmethod
     def create(cls) -> Self:
-        """A new page, without a name in the file system; it lasts as long as someone has it open."""
+        """Return a new page, without a name in the file system; it lasts as long as someone has it open."""
         return cls(create_file(cls.file_name))
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """The page at `path`; a file that is not there is made."""
+        """Return the page at `path`; a file that is not there is made."""
         return cls(open_file(path, cls.purpose))
 
     @property
     def path(self) -> str:
-        """Where other processes of the same user find it, while this process lives."""
-        return path_of(self._descriptor)
+        """Its path for other processes of the same user, while this process lives."""
+        return descriptor_path(self._descriptor)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from semel.core import Digest
 from semel.ledger import Holders
 
-__all__ = ["News"]
+__all__ = ["CacheUpdates"]
 
 
-class News:
+class CacheUpdates:
     """The changes of all workers, and how far everybody knows of them."""
 
     def __init__(self, workers: int) -> None:

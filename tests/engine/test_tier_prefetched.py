@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.core import Arrival, Digest, Form
-from semel.encoder import Arrivals, Key
-from semel.engine.vllm.tier.arrival_params import arrival_params
+from semel.core import Digest, Form, PrefetchedOutput
+from semel.encoder import Key, PrefetchedOutputs
+from semel.engine.vllm.tier.prefetch_params import prefetch_params
 from semel.lab.bench.stepping import Step, Stepper
 from tests.engine.tiered import BLOCK_BYTES, FORM, ROWS, WIDTH, Make, Tiered, create, identifier, random_requests
 
@@ -24,18 +24,20 @@ def make(tiny: Callable[[str], Path]) -> Make:
     return create(tiny)
 
 
-def ask(tiered: Tiered, name: str, items: list[int], arrivals: tuple[Arrival, ...] = ()) -> list[str]:
-    tiered.add(name, items, arrivals, max_new_tokens=1)
+def ask(
+    tiered: Tiered, name: str, items: list[int], prefetched_outputs: tuple[PrefetchedOutput, ...] = ()
+) -> list[str]:
+    tiered.add(name, items, prefetched_outputs, max_new_tokens=1)
     wrong = []
     while tiered.scheduler.requests:
         wrong += tiered.step()
     return wrong
 
 
-def fetched(tiered: Tiered, number: int, form: Form = FORM) -> Arrival:
+def fetched(tiered: Tiered, number: int, form: Form = FORM) -> PrefetchedOutput:
     staged = tiered.fetch(number, form)
     assert staged is not None
-    return staged.arrival
+    return staged.prefetched
 
 
 def test_what_was_fetched_is_loaded_adopted_and_given_back(make: Make) -> None:
@@ -49,12 +51,14 @@ def test_what_was_fetched_is_loaded_adopted_and_given_back(make: Make) -> None:
         assert ask(tiered, f"fill {number}", [number]) == []
     assert ask(tiered, "again", [0]) == []
     totals = tiered.totals
-    assert (tiered.encodes, totals.tier_arrivals, totals.tier_loads) == (4, 1, 1)
-    assert totals.tier_arrival_bytes == ROWS * BLOCK_BYTES
+    assert (tiered.encodes, totals.tier_prefetched, totals.tier_loads) == (4, 1, 1)
+    assert totals.tier_prefetched_bytes == ROWS * BLOCK_BYTES
     assert tiered.host.holds(Digest(bytes.fromhex(identifier(0))))
 
 
-@pytest.mark.parametrize("fault", ["rows", "width", "type", "epoch", "another item", "blocks of the shelf", "nonsense"])
+@pytest.mark.parametrize(
+    "fault", ["rows", "width", "type", "epoch", "another item", "blocks of the host cache", "nonsense"]
+)
 def test_what_does_not_fit_is_encoded_and_its_blocks_are_given_back(make: Make, fault: str) -> None:
     from dataclasses import replace
 
@@ -66,26 +70,29 @@ def test_what_does_not_fit_is_encoded_and_its_blocks_are_given_back(make: Make, 
         "width": (ROWS, WIDTH // 2, "torch.float32"),
         "type": (ROWS, WIDTH, "torch.bfloat16"),
     }
-    arrival = fetched(tiered, 1 if fault == "another item" else 0, forms.get(fault, FORM))
+    prefetched = fetched(tiered, 1 if fault == "another item" else 0, forms.get(fault, FORM))
     if fault == "epoch":
         tiered.change_weights()
         assert ask(tiered, "warm again", [8]) == []
-    elif fault == "blocks of the shelf":
-        arrival = replace(arrival, extents=((0, ROWS),))
+    elif fault == "blocks of the host cache":
+        prefetched = replace(prefetched, extents=((0, ROWS),))
     elif fault == "nonsense":
-        arrival = replace(arrival, form=("ten", WIDTH, "torch.float32"))  # type: ignore[arg-type]
+        prefetched = replace(prefetched, form=("ten", WIDTH, "torch.float32"))  # type: ignore[arg-type]
     before = tiered.encodes
-    assert ask(tiered, "first", [0], (arrival,)) == []
-    assert (tiered.encodes - before, tiered.totals.tier_arrivals) == (1, 0)
+    assert ask(tiered, "first", [0], (prefetched,)) == []
+    assert (tiered.encodes - before, tiered.totals.tier_prefetched) == (1, 0)
     tiered.host.review()
-    is_kept = fault in ("blocks of the shelf", "nonsense")  # nobody writes that; who ends the request asks for them
+    is_kept = fault in (
+        "blocks of the host cache",
+        "nonsense",
+    )  # nobody writes that; who ends the request asks for them
     assert tiered.host.staged_blocks == (ROWS if is_kept else 0)
 
 
 def test_a_form_that_this_engine_has_not_made_yet_is_not_loaded(make: Make) -> None:
     tiered = make(fleet=True)
     assert ask(tiered, "first", [0], (fetched(tiered, 0),)) == []
-    assert (tiered.encodes, tiered.totals.tier_arrivals) == (1, 0)
+    assert (tiered.encodes, tiered.totals.tier_prefetched) == (1, 0)
 
 
 def test_a_request_that_ends_before_it_is_scheduled_gives_back_what_came_for_it(make: Make) -> None:
@@ -127,9 +134,9 @@ def test_a_prefix_that_covers_an_item_gives_back_what_came_for_it(make: Make) ->
     tiered = make(fleet=True, enable_prefix_caching=False)
     assert tiered.host is not None
     request = Stepper.request("a", [(identifier(0), 2, ROWS)], tokens=40)
-    arrival = fetched(tiered, 0)
-    tiered.host.submit([arrival])
-    request.ec_transfer_params = arrival_params([arrival])
+    prefetched = fetched(tiered, 0)
+    tiered.host.submit([prefetched])
+    request.ec_transfer_params = prefetch_params([prefetched])
     books = tiered.scheduler.ec_connector.books
     for computed, expected in ((ROWS + 1, ROWS), (ROWS + 2, 0)):
         books.consider(request, computed)
@@ -144,11 +151,11 @@ def test_new_weights_and_resets_reach_the_embedding_process(make: Make) -> None:
     assert tiered.host is not None
     assert ask(tiered, "a", [0]) == []
     assert [type(event) for event in tiered.host.review()] == [Saved]
-    shelved = tiered.host.shelved(Digest(bytes.fromhex(identifier(0))))
-    assert shelved is not None
-    assert b"".join(shelved.buffers) == tiered.encoded(identifier(0)).numpy().tobytes()
+    cached_output = tiered.host.cached_output(Digest(bytes.fromhex(identifier(0))))
+    assert cached_output is not None
+    assert b"".join(cached_output.buffers) == tiered.encoded(identifier(0)).numpy().tobytes()
     tiered.scheduler.reset_encoder_cache()
-    assert not shelved.is_intact()
+    assert not cached_output.is_intact()
     assert tiered.host.review() == [Reset(new_weights=False)]
     assert (tiered.host.epoch, tiered.host.has_new_weights) == (1, False)
     tiered.copies[0].forget()
@@ -170,15 +177,15 @@ def test_mutant_blocks_that_are_given_back_too_early_are_seen(
     make: Make, monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
     """What is done when its load is planned is written over before the ranks read it."""
-    use = Arrivals.use
+    use = PrefetchedOutputs.use
 
-    def early(self: Arrivals, request: str, key: Key) -> Arrival:
-        arrival = use(self, request, key)
-        self.on_done(arrival.ticket)
-        return arrival
+    def early(self: PrefetchedOutputs, request: str, key: Key) -> PrefetchedOutput:
+        prefetched = use(self, request, key)
+        self.on_done(prefetched.lease)
+        return prefetched
 
     if is_broken:
-        monkeypatch.setattr(Arrivals, "use", early)
+        monkeypatch.setattr(PrefetchedOutputs, "use", early)
     tiered = make(fleet=True)
     plan = tiered.stepper.plan
 
@@ -189,4 +196,4 @@ def test_mutant_blocks_that_are_given_back_too_early_are_seen(
 
     monkeypatch.setattr(tiered.stepper, "plan", plan_and_scribble)
     assert bool(tiered.run(random_requests(0, 40))) is is_broken
-    assert tiered.totals.tier_arrivals > 0
+    assert tiered.totals.tier_prefetched > 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from semel.encoder.eviction import CostAware, Entry, Eviction, Key
 from semel.encoder.extents import Extent, FreeExtents
 
-__all__ = ["Shelf", "ShelfCounts", "Slot"]
+__all__ = ["HostCache", "HostCacheCounts", "Slot"]
 
 
 class Slot(Entry):
@@ -43,20 +43,20 @@ class Slot(Entry):
 
 
 @dataclass(slots=True)
-class ShelfCounts:
+class HostCacheCounts:
     """Running totals."""
 
     evictions: int = 0
     full: int = 0
-    """Outputs that were not taken, because everything else was in use or they are larger than the shelf."""
+    """Outputs that were not taken, because everything else was in use or they are larger than the host cache."""
 
 
-class Shelf:
+class HostCache:
     """Bookkeeping of one region: it has keys and blocks, others have the memory."""
 
     def __init__(self, blocks: int, eviction: Eviction | None = None) -> None:
         self.blocks = blocks
-        self.counts = ShelfCounts()
+        self.counts = HostCacheCounts()
         self.reserved = 0
         """Blocks that are being written."""
         self.pinned = 0
@@ -74,12 +74,12 @@ class Shelf:
         return self._extents.free
 
     def filled(self, key: Key) -> Slot | None:
-        """The slot of an output that may be loaded; None if there is none."""
+        """Return the slot of an output that may be loaded; None if there is none."""
         slot = self._slots.get(key)
         return slot if slot is not None and slot.is_filled else None
 
     def reserve(self, key: Key, rows: int, blocks: int) -> Slot | None:
-        """A slot to copy an output to. None if there is one for the key, or no room even if others are evicted."""
+        """Reserve a slot for an output. None if there is one for the key, or no room even if others are evicted."""
         if key in self._slots:
             return None
         if blocks > self.free + self._reclaimable:
@@ -94,21 +94,21 @@ class Shelf:
         return slot
 
     def fill(self, slot: Slot, form: Hashable = None) -> None:
-        """All bytes of a reserved slot are there."""
+        """Mark a reserved slot as filled: all its bytes are there."""
         slot.form = form
         slot.is_filled = True
         self.reserved -= slot.size
         self._settle(slot)
 
     def cancel(self, slot: Slot) -> None:
-        """Nobody writes or will write a reserved slot: it was for nothing."""
+        """Free a reserved slot that nobody writes or will write."""
         self.reserved -= slot.size
         if not slot.is_forgotten:
             del self._slots[slot.key]
         self._extents.give_back(slot.extents)
 
     def pin(self, slot: Slot) -> None:
-        """Someone is about to read a filled slot."""
+        """Protect a filled slot while it is read."""
         if not slot.pins:
             self.pinned += slot.size
             self._reclaimable -= slot.size
@@ -116,7 +116,7 @@ class Shelf:
         self._eviction.show(slot)
 
     def unpin(self, slot: Slot) -> None:
-        """A reader has read it."""
+        """End one reader's use of a slot."""
         slot.pins -= 1
         if not slot.pins:
             self.pinned -= slot.size
@@ -146,7 +146,7 @@ class Shelf:
             self._extents.give_back(slot.extents)
 
     def _settle(self, slot: Slot) -> None:
-        """A slot is in nobody's use."""
+        """Free a slot that nobody uses, or let it be evicted."""
         if slot.is_forgotten:
             self._extents.give_back(slot.extents)
         else:

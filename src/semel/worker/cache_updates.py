@@ -1,8 +1,8 @@
-"""What a worker tells its frontends: how busy its engine is, and what that has stored and evicted. Pure: time is given.
+"""Updates of a worker to its frontends: the load of its engine, and the items that it stored and evicted. Pure.
 
-Whom something concerns is told at once: a frontend knows what happened to what it sent before it hears that its request
-was taken. Everybody else is told in rounds, at most one in `news_s`, and only what is new to them. Frontends that know
-as much are told the same, so a message is made and packed once for all of them.
+The frontend of a request gets them at once: it knows what happened to the items that it sent before it reads that its
+request was accepted. The others get them in rounds, at most one per `announce_interval_s`, and only changes. Frontends
+in the same state get the same message, which is packed once for all of them. Callers pass the time.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from semel.core import Digest, FeatureInfo
 from semel.ledger import Announcement, Holdings
 
-__all__ = ["Bulletin", "Load", "News"]
+__all__ = ["CacheUpdates", "Load", "StateDelta"]
 
 _P = TypeVar("_P", bound=Hashable)
 
 _GATHER_S: Final = 0.005
-"""How long a round waits for more when something changes after a while."""
+"""Seconds that a round waits for more when something changes after a while."""
 
 _FEW_PEERS: Final = 4
 _FEW_PEERS_S: Final = 0.02
 """Between two rounds with only a few peers: they cost little."""
 
 _PEERS_PER_TURN: Final = 100
-"""Peers that are told at a time, before others have their turn: about 2 ms."""
+"""Peers that get updates at a time, before other work runs: about 2 ms."""
 
 
 class Load(NamedTuple):
@@ -40,20 +40,20 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bulletin(Generic[_P]):
-    """What some peers are told."""
+class StateDelta(Generic[_P]):
+    """An update for some peers."""
 
     announcement: Announcement
     load: Load
     peers: tuple[_P, ...]
 
 
-class News(Generic[_P]):
-    """What each peer has yet to be told, and when. A peer is any hashable value that identifies a session."""
+class CacheUpdates(Generic[_P]):
+    """The updates that each peer lacks, and their times. A peer is any hashable value that identifies a session."""
 
-    def __init__(self, news_s: float = 0.25, holdings: Holdings[_P] | None = None) -> None:
+    def __init__(self, announce_interval_s: float = 0.25, holdings: Holdings[_P] | None = None) -> None:
         self.holdings: Holdings[_P] = Holdings() if holdings is None else holdings
-        self._news_s = news_s
+        self._announce_interval_s = announce_interval_s
         self._load = Load()
         self._loads: dict[_P, Load] = {}
         """The load that each peer has last heard of."""
@@ -67,7 +67,7 @@ class News(Generic[_P]):
 
     @property
     def due(self) -> float:
-        """When `next_turn` is to be called; infinity if nobody has to be told anything."""
+        """The time for `next_turn`; infinity if there are no updates."""
         if self._round:
             return self._last_round
         return max(self._changed + _GATHER_S, self._last_round + self.interval_s) if self._has_changed else inf
@@ -75,65 +75,69 @@ class News(Generic[_P]):
     @property
     def interval_s(self) -> float:
         """Between two rounds, at the least."""
-        return min(self._news_s, _FEW_PEERS_S) if len(self._loads) <= _FEW_PEERS else self._news_s
+        return (
+            min(self._announce_interval_s, _FEW_PEERS_S)
+            if len(self._loads) <= _FEW_PEERS
+            else self._announce_interval_s
+        )
 
     # What changes.
 
     def hold(self, digest: Digest, holding: FeatureInfo, now: float) -> None:
-        """The engine has a feature from now on."""
+        """Add a feature that the engine has stored."""
         self.holdings.hold(digest, holding)
         self._note_change(now)
 
     def drop(self, digest: Digest, now: float) -> None:
-        """The engine no longer has a feature."""
+        """Remove a feature that the engine has evicted."""
         self.holdings.drop(digest)
         self._note_change(now)
 
     def set_load(self, load: Load, now: float) -> None:
-        """The engine is as busy as that from now on."""
+        """Set the load of the engine."""
         if load != self._load:
             self._load = load
             self._note_change(now)
 
-    # Who is told.
+    # Peers.
 
-    def join(self, peer: _P, known: int | None = None) -> list[Bulletin[_P]]:
-        """A session begins with a peer that knows everything up to a number, or nothing. Returns what it is told first;
+    def join(self, peer: _P, known: int | None = None) -> list[StateDelta[_P]]:
+        """Begin a session with a peer that knows everything up to a number, or nothing. Returns its first updates;
         the rest of a snapshot is for `next_slice`."""
         self._loads[peer] = self._load
         return self._to(peer, self.holdings.join(peer, known))
 
     def leave(self, peer: _P) -> None:
-        """A session ends, if there is one."""
+        """End the session of a peer, if there is one."""
         self.holdings.leave(peer)
         self._loads.pop(peer, None)
 
-    def next_slice(self, peer: _P) -> Bulletin[_P] | None:
-        """The next slice of what the engine has, for a peer that has read the one before; None after the last."""
+    def next_slice(self, peer: _P) -> StateDelta[_P] | None:
+        """Return the next slice of all items, for a peer that has read the one before; None after the last."""
         if peer not in self._loads or (announcement := self.holdings.next_slice(peer)) is None:
             return None
-        return Bulletin(announcement, self._load, (peer,))
+        return StateDelta(announcement, self._load, (peer,))
 
-    def concerning(self, peer: _P) -> list[Bulletin[_P]]:
-        """What a peer is to be told before a message about its request."""
+    def concerning(self, peer: _P) -> list[StateDelta[_P]]:
+        """Return the updates for a peer before a message about its request."""
         return self._to(peer, self.holdings.changes(peer)) if peer in self._loads else []
 
-    def next_turn(self, now: float) -> list[Bulletin[_P]]:
-        """What is told to the next peers of a round."""
+    def next_turn(self, now: float) -> list[StateDelta[_P]]:
+        """Return the updates for the next peers of a round."""
         if not self._round:
             self._last_round, self._has_changed = now, False
             self._round.extend(self._loads)
         self.holdings.number_changes()
         return self._tell([self._round.popleft() for _ in range(min(_PEERS_PER_TURN, len(self._round)))])
 
-    def tell_all(self, now: float) -> list[Bulletin[_P]]:
-        """What is told to all peers now."""
+    def publish(self, now: float) -> list[StateDelta[_P]]:
+        """Return the updates for all peers now."""
         self._round.clear()
         self._last_round, self._has_changed = now, False
         self.holdings.number_changes()
         return self._tell(list(self._loads))
 
-    def _tell(self, peers: list[_P]) -> list[Bulletin[_P]]:
+    def _tell(self, peers: list[_P]) -> list[StateDelta[_P]]:
         groups: dict[tuple[int, bool], list[_P]] = {}
         for peer in peers:
             if (sent := self._loads.get(peer)) is not None:
@@ -142,15 +146,15 @@ class News(Generic[_P]):
                     groups.setdefault(state, []).append(peer)
                     self._loads[peer] = self._load
         return [
-            Bulletin(announcement, self._load, tuple(group))
+            StateDelta(announcement, self._load, tuple(group))
             for (known, more), group in groups.items()
             for announcement in self.holdings.catch_up(group) or [Announcement(known, known, more=more)]
         ]
 
-    def _to(self, peer: _P, announcements: list[Announcement]) -> list[Bulletin[_P]]:
+    def _to(self, peer: _P, announcements: list[Announcement]) -> list[StateDelta[_P]]:
         if announcements:
             self._loads[peer] = self._load
-        return [Bulletin(announcement, self._load, (peer,)) for announcement in announcements]
+        return [StateDelta(announcement, self._load, (peer,)) for announcement in announcements]
 
     def _note_change(self, now: float) -> None:
         if not self._has_changed:

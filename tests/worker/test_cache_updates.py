@@ -1,5 +1,4 @@
-"""News: whoever replays it knows what is held and how busy the worker is, soon, at once if it concerns them, and not
-more often than agreed."""
+"""Cache updates: a frontend that replays them knows what is held and how busy the worker is, soon, and cheaply."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 from semel.core import Digest, FeatureInfo
 from semel.errors import ProtocolError
 from semel.ledger import Announcement, Holdings, Ledger, holdings
-from semel.worker import news as news_module
-from semel.worker.news import Bulletin, Load, News
+from semel.worker import cache_updates as updates_module
+from semel.worker.cache_updates import CacheUpdates, Load, StateDelta
 from tests.ledger.examples import DIGESTS, HOLDINGS, digest_of
 
 PEERS = tuple(range(8))
@@ -23,10 +22,10 @@ INFO = HOLDINGS[DIGESTS[0]]
 
 
 class Frontends:
-    """Frontends that hear a worker's news, with the ledgers that they really have."""
+    """Frontends that hear a worker's cache updates, with the ledgers that they really have."""
 
-    def __init__(self, news: News[int]) -> None:
-        self.news = news
+    def __init__(self, updates: CacheUpdates[int]) -> None:
+        self.updates = updates
         self.now = 0.0
         self.held: dict[Digest, FeatureInfo] = {}
         self.load = Load()
@@ -40,48 +39,48 @@ class Frontends:
         if peer not in self.loads:
             resume = self.ledgers[peer].resume
             self.ledgers[peer].open(b"one")
-            self.hear(self.news.join(peer, None if resume is None else resume[1]))
+            self.hear(self.updates.join(peer, None if resume is None else resume[1]))
 
     def lose(self, peer: int) -> None:
         if self.loads.pop(peer, None) is not None:
-            self.news.leave(peer)
+            self.updates.leave(peer)
             self.ledgers[peer].close()
 
-    def hear(self, bulletins: list[Bulletin[int]]) -> None:
-        for bulletin in bulletins:
-            for peer in bulletin.peers:
-                self.ledgers[peer].announce(bulletin.announcement)
-                self.loads[peer] = bulletin.load
+    def hear(self, deltas: list[StateDelta[int]]) -> None:
+        for delta in deltas:
+            for peer in delta.peers:
+                self.ledgers[peer].announce(delta.announcement)
+                self.loads[peer] = delta.load
                 self.told[peer] += 1
 
     def change(self, digest: Digest, *, is_held: bool) -> None:
         if is_held:
             self.held[digest] = INFO
-            self.news.hold(digest, INFO, self.now)
+            self.updates.hold(digest, INFO, self.now)
         else:
             self.held.pop(digest, None)
-            self.news.drop(digest, self.now)
+            self.updates.drop(digest, self.now)
 
     def set_load(self, number: int) -> None:
         self.load = Load(number)
-        self.news.set_load(self.load, self.now)
+        self.updates.set_load(self.load, self.now)
 
     def ask(self, peer: int, digest: Digest) -> None:
         """A request of one of them is taken: it knows what became of its item before it hears that."""
         if peer in self.loads:
             self.change(digest, is_held=True)
-            self.hear(self.news.concerning(peer))
+            self.hear(self.updates.concerning(peer))
             assert self.ledgers[peer].knows(digest)
 
     def slice(self, peer: int) -> bool:
-        bulletin = self.news.next_slice(peer)
-        self.hear([] if bulletin is None else [bulletin])
-        return bulletin is not None
+        delta = self.updates.next_slice(peer)
+        self.hear([] if delta is None else [delta])
+        return delta is not None
 
     def pass_time(self, until: float) -> None:
-        while self.news.due <= until:
-            self.now = max(self.now, self.news.due)
-            self.hear(self.news.next_turn(self.now))
+        while self.updates.due <= until:
+            self.now = max(self.now, self.updates.due)
+            self.hear(self.updates.next_turn(self.now))
         self.now = until
 
     def check_after_quiet(self) -> None:
@@ -89,7 +88,7 @@ class Frontends:
             while self.slice(peer):
                 pass
         self.pass_time(self.now + 1.0)
-        assert self.news.due == inf, "nobody is told what has not changed"
+        assert self.updates.due == inf, "nobody is told what has not changed"
         for peer, load in self.loads.items():
             assert load == self.load
             assert {digest for digest in DIGESTS if self.ledgers[peer].knows(digest)} == self.held.keys()
@@ -98,7 +97,7 @@ class Frontends:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holdings, "MAX_BATCH", 2)
-    monkeypatch.setattr(news_module, "_PEERS_PER_TURN", 3)
+    monkeypatch.setattr(updates_module, "_PEERS_PER_TURN", 3)
 
 
 STEPS = st.lists(
@@ -112,8 +111,8 @@ STEPS = st.lists(
 )
 
 
-def walk(steps: list[tuple[str, int, Digest, float]], news: News[int]) -> None:
-    frontends = Frontends(news)
+def walk(steps: list[tuple[str, int, Digest, float]], updates: CacheUpdates[int]) -> None:
+    frontends = Frontends(updates)
     for kind, peer, digest, seconds in steps:
         match kind:
             case "connect":
@@ -137,7 +136,7 @@ def walk(steps: list[tuple[str, int, Digest, float]], news: News[int]) -> None:
 def test_after_quiet_every_frontend_knows_what_is_held_and_how_busy_it_is_D2(
     steps: list[tuple[str, int, Digest, float]], max_log: int
 ) -> None:
-    walk(steps, News(holdings=Holdings(max_log=max_log)))
+    walk(steps, CacheUpdates(holdings=Holdings(max_log=max_log)))
 
 
 class Unannounced(Holdings[int]):
@@ -155,19 +154,19 @@ class Skipping(Holdings[int]):
         return told if known is None else [Announcement(known, self.number)]
 
 
-class Unconcerned(News[int]):
+class Unconcerned(CacheUpdates[int]):
     """Lets everybody wait for the next round."""
 
-    def concerning(self, _: int) -> list[Bulletin[int]]:
+    def concerning(self, _: int) -> list[StateDelta[int]]:
         return []
 
 
 @pytest.mark.parametrize(
     "kind",
-    [lambda: News(holdings=Unannounced()), lambda: News(holdings=Skipping()), Unconcerned],
+    [lambda: CacheUpdates(holdings=Unannounced()), lambda: CacheUpdates(holdings=Skipping()), Unconcerned],
     ids=["gone is not announced", "a resume skips a change", "the asker is not told"],
 )
-def test_mutants_are_found_D2(kind: type[News[int]]) -> None:
+def test_mutants_are_found_D2(kind: type[CacheUpdates[int]]) -> None:
     random = Random(1)
     kinds = ["connect", "lose", "hold", "drop", "load", "ask", "slice", "wait"]
     with pytest.raises((AssertionError, ProtocolError)):
@@ -179,52 +178,52 @@ def test_mutants_are_found_D2(kind: type[News[int]]) -> None:
             walk(steps, kind())
 
 
-def messages_in_10_s(news: News[int], peers: int) -> int:
+def messages_in_10_s(updates: CacheUpdates[int], peers: int) -> int:
     """10 requests a second, of which 4 show something new, and as much is evicted."""
     sent = 0
     for peer in range(peers):
-        news.join(peer)
+        updates.join(peer)
     for tenth in range(100):
         now = tenth / 10
-        news.set_load(Load(tenth % 7), now)
+        updates.set_load(Load(tenth % 7), now)
         if tenth % 5 < 2:
-            news.hold(digest_of(tenth), INFO, now)
-            news.drop(digest_of(max(0, tenth - 50)), now)
-        sent += len(news.concerning(tenth % peers))
-        while news.due < now + 0.1:
-            sent += sum(len(one.peers) for one in news.next_turn(news.due))
+            updates.hold(digest_of(tenth), INFO, now)
+            updates.drop(digest_of(max(0, tenth - 50)), now)
+        sent += len(updates.concerning(tenth % peers))
+        while updates.due < now + 0.1:
+            sent += sum(len(one.peers) for one in updates.next_turn(updates.due))
     return sent
 
 
 def test_100_frontends_and_10_requests_a_second_make_at_most_450_messages_a_second() -> None:
     """Control: as with a few frontends."""
-    assert messages_in_10_s(News(), 100) <= 4_500
-    assert messages_in_10_s(News(news_s=0.02), 100) > 9_000
+    assert messages_in_10_s(CacheUpdates(), 100) <= 4_500
+    assert messages_in_10_s(CacheUpdates(announce_interval_s=0.02), 100) > 9_000
 
 
-def test_a_few_frontends_are_told_within_20_ms_and_many_within_news_s() -> None:
+def test_a_few_frontends_are_told_within_20_ms_and_many_within_the_announce_interval() -> None:
     for peers, within_s in ((4, 0.02), (5, 0.25)):
-        news: News[int] = News()
+        updates: CacheUpdates[int] = CacheUpdates()
         for peer in range(peers):
-            news.join(peer)
-        news.set_load(Load(1), 10.0)
-        assert news.due == pytest.approx(10.005)
-        while news.due < inf:
-            news.next_turn(10.005)
-        news.set_load(Load(2), 10.006)
-        assert news.due == pytest.approx(10.005 + within_s)
+            updates.join(peer)
+        updates.set_load(Load(1), 10.0)
+        assert updates.due == pytest.approx(10.005)
+        while updates.due < inf:
+            updates.next_turn(10.005)
+        updates.set_load(Load(2), 10.006)
+        assert updates.due == pytest.approx(10.005 + within_s)
 
 
 def test_frontends_that_know_as_much_get_one_message_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news_module, "_PEERS_PER_TURN", 100)
-    news: News[int] = News()
+    monkeypatch.setattr(updates_module, "_PEERS_PER_TURN", 100)
+    updates: CacheUpdates[int] = CacheUpdates()
     for peer in range(250):
-        news.join(peer)
-    news.hold(digest_of(1), INFO, 1.0)
-    (first,) = news.concerning(7)
+        updates.join(peer)
+    updates.hold(digest_of(1), INFO, 1.0)
+    (first,) = updates.concerning(7)
     turns = []
-    while news.due < inf:
-        turns.append(news.next_turn(1.1))
+    while updates.due < inf:
+        turns.append(updates.next_turn(1.1))
     assert [[len(one.peers) for one in turn] for turn in turns] == [[99], [100], [50]]
     assert first.peers == (7,)
     assert all(one.announcement == first.announcement for turn in turns for one in turn)

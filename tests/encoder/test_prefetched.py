@@ -1,8 +1,9 @@
 """Outputs that came for one request: loaded for it alone, once, and lent until every rank has read them.
 
-`ArrivalWorld` is the world of `test_transfers` with requests that live for several steps, and a lender, who fills
-blocks behind the shelf's and scribbles over them as soon as a ticket is done. Whatever a rank loads must still be whole
-and of these weights. hypothesis drives it, and so does chance. Broken arrivals are driven in the same way, and found.
+`PrefetchWorld` is the world of `test_transfers` with requests that live for several steps, and a lender, who fills
+blocks behind the host cache's and scribbles over them as soon as a lease is done. Whatever a rank loads must still be
+whole and of these weights. hypothesis drives it, and so does chance. Broken prefetched outputs are driven in the same
+way, and found.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from semel.core import Arrival, Digest
-from semel.encoder import Arrivals, Key, Report, Saved, Shelf, Slot, Step, Transfers
+from semel.core import Digest, PrefetchedOutput
+from semel.encoder import HostCache, Key, PrefetchedOutputs, Report, Saved, Slot, Step, Transfers
 from semel.encoder.extents import FreeExtents
 from tests.effort import examples
 from tests.encoder.test_transfers import FATES, KEYS, PATIENCE, CopyMachine, World, blocks_of, size_of
@@ -30,10 +31,10 @@ DIGEST = Digest(bytes(32))
 LENGTH = 10
 """Tokens of an item."""
 
-steps = {"arrivals": 0}
+steps = {"prefetched": 0}
 
 
-class ArrivalWorld(World):
+class PrefetchWorld(World):
     """A world with a lender."""
 
     def __init__(
@@ -42,53 +43,53 @@ class ArrivalWorld(World):
         ranks: int,
         *,
         is_async: bool,
-        arrivals_class: type[Arrivals] = Arrivals,
+        prefetched_class: type[PrefetchedOutputs] = PrefetchedOutputs,
         transfers_class: type[Transfers] = Transfers,
     ) -> None:
         super().__init__(blocks, ranks, is_async=is_async)
         self.used: list[int] = []
         patience = PATIENCE if is_async else None
-        self.transfers = transfers_class(self.shelf, ranks=ranks, patience=patience, adopts=not is_async)
-        self.transfers.arrivals = self.arrivals = arrivals_class()
-        self.arrivals.on_done = self.done
-        self.arrivals.on_use = self.used.append
+        self.transfers = transfers_class(self.host_cache, ranks=ranks, patience=patience, adopts=not is_async)
+        self.transfers.prefetched_outputs = self.prefetched_outputs = prefetched_class()
+        self.prefetched_outputs.on_done = self.done
+        self.prefetched_outputs.on_use = self.used.append
         self.memory += [None] * STAGING
         self.lender = FreeExtents(STAGING)
-        self.lent: dict[int, Arrival] = {}
+        self.lent: dict[int, PrefetchedOutput] = {}
         self.came: dict[str, dict[int, int]] = {}
-        """The tickets that a request can still use, by key: the slow model."""
+        """The leases that a request can still use, by key: the slow model."""
         self.needs: dict[str, list[int]] = {}
-        self.tickets = 0
+        self.leases = 0
 
     def come(self, keys: list[int], fetched: set[int]) -> None:
         """A request comes, and with it those of its outputs that were fetched and for which there was room."""
-        name = f"request {self.tickets}.{len(self.needs)}"
-        self.tickets += 1
+        name = f"request {self.leases}.{len(self.needs)}"
+        self.leases += 1
         self.needs[name], self.came[name] = keys, {}
-        arrivals = []
+        prefetched_outputs = []
         for place, key in enumerate(keys):
             if key not in fetched or self.lender.free < size_of(key):
                 continue
-            self.tickets += 1
-            extents = tuple((self.shelf.blocks + first, count) for first, count in self.lender.take(size_of(key)))
-            arrival: Any = Arrival(self.tickets, DIGEST, extents, key)  # type: ignore[arg-type]
+            self.leases += 1
+            extents = tuple((self.host_cache.blocks + first, count) for first, count in self.lender.take(size_of(key)))
+            prefetched: Any = PrefetchedOutput(self.leases, DIGEST, extents, key)  # type: ignore[arg-type]
             for block in blocks_of(extents):
                 self.memory[block] = (key, self.era)
-            self.lent[self.tickets] = arrival
-            self.came[name][key] = self.tickets
-            arrivals.append((key, arrival, (place + 1) * LENGTH))
-        self.arrivals.add(name, arrivals)
+            self.lent[self.leases] = prefetched
+            self.came[name][key] = self.leases
+            prefetched_outputs.append((key, prefetched, (place + 1) * LENGTH))
+        self.prefetched_outputs.add(name, prefetched_outputs)
 
-    def done(self, ticket: int) -> None:
+    def done(self, lease: int) -> None:
         """The lender gets its blocks back, once, and uses them for something else."""
-        arrival = self.lent.pop(ticket)
-        blocks = blocks_of(arrival.extents)
+        prefetched = self.lent.pop(lease)
+        blocks = blocks_of(prefetched.extents)
         assert self.awaited().isdisjoint(blocks), "a rank has yet to read it"
         for block in blocks:
             self.memory[block] = None
-        self.lender.give_back([(first - self.shelf.blocks, count) for first, count in arrival.extents])
+        self.lender.give_back([(first - self.host_cache.blocks, count) for first, count in prefetched.extents])
         for came in self.came.values():
-            for key in [key for key, one in came.items() if one == ticket]:
+            for key in [key for key, one in came.items() if one == lease]:
                 del came[key]
 
     def step(self, fates: dict[str, bool], *, fails: bool) -> None:
@@ -97,21 +98,21 @@ class ArrivalWorld(World):
         planned: dict[int, str] = {}
         for name, is_preempted in fates.items():
             for index, key in enumerate(self.needs[name]):
-                ticket = self.came[name].get(key)
-                arrival = self.arrivals.get(name, key)
-                assert (None if arrival is None else arrival.ticket) == ticket, "what came is for its request alone"
+                lease = self.came[name].get(key)
+                prefetched = self.prefetched_outputs.get(name, key)
+                assert (None if prefetched is None else prefetched.lease) == lease, "what came is for its request alone"
                 if key in planned:
                     continue  # the cache has it, or another request of this step brings it
-                is_load = self.shelf.filled(key) is not None or arrival is not None
+                is_load = self.host_cache.filled(key) is not None or prefetched is not None
                 self.transfers.allocate(name, index, key, size_of(key), size_of(key))
                 planned[key] = name
                 if not is_load and not is_preempted:
                     encodes.setdefault(name, []).append(index)
-        on_shelf = {key for key in planned if self.shelf.filled(key) is not None}
+        in_host_cache = {key for key in planned if self.host_cache.filled(key) is not None}
         preempted = {name: dict(self.came[name]) for name, is_preempted in fates.items() if is_preempted}
         before = len(self.used)
         step = self.transfers.plan(encodes, {name for name, is_preempted in fates.items() if not is_preempted})
-        self.check_step(step, planned, on_shelf, self.used[before:])
+        self.check_step(step, planned, in_host_cache, self.used[before:])
         assert all(self.came[name] == came for name, came in preempted.items()), "what was not loaded can be"
         self.planned += 1
         for rank in self.ranks:
@@ -119,11 +120,11 @@ class ArrivalWorld(World):
         while self.is_async and any(self.is_late(rank) for rank in self.ranks):
             self.catch_up()
 
-    def check_step(self, step: Step, planned: dict[int, str], on_shelf: set[int], used: list[int]) -> None:
-        """What came is loaded where the shelf lacks it, for whom it came, and said to be used."""
+    def check_step(self, step: Step, planned: dict[int, str], in_host_cache: set[int], used: list[int]) -> None:
+        """What came is loaded where the host cache lacks it, for whom it came, and said to be used."""
         assert len({*self.used}) == len(self.used), "used once"
-        from_lender = {key: load for key, load in step.loads.items() if load.is_arrival}
-        assert on_shelf.isdisjoint(from_lender)
+        from_lender = {key: load for key, load in step.loads.items() if load.is_prefetched}
+        assert in_host_cache.isdisjoint(from_lender)
         expected = []
         for key in from_lender:
             assert isinstance(key, int)
@@ -134,40 +135,40 @@ class ArrivalWorld(World):
 
     def advance(self, name: str, computed: int) -> None:
         """A prefix covers the first items of a request."""
-        self.arrivals.advance(name, computed)
+        self.prefetched_outputs.advance(name, computed)
         for place, key in enumerate(self.needs[name]):
             assert not ((place + 1) * LENGTH <= computed and key in self.came[name])
 
     def end_request(self, name: str) -> None:
-        self.arrivals.finish(name)
+        self.prefetched_outputs.finish(name)
         del self.needs[name]
         assert not self.came.pop(name), "what nobody will load is done"
 
     def change_weights(self) -> None:
         super().change_weights()
-        self.arrivals.forget_all()
+        self.prefetched_outputs.forget_all()
         assert not any(self.came.values())
 
     def check(self) -> None:
         super().check()
-        steps["arrivals"] += 1
+        steps["prefetched"] += 1
 
     def finish(self) -> None:
         for name in list(self.needs):
             self.end_request(name)
         super().finish()
-        assert (self.lent, self.lender.free) == ({}, STAGING), "every ticket is done in the end"
+        assert (self.lent, self.lender.free) == ({}, STAGING), "every lease is done in the end"
 
 
 requests = st.lists(st.sampled_from(KEYS), min_size=1, max_size=3, unique=True)
 
 
-class ArrivalMachine(CopyMachine):
-    world: ArrivalWorld
+class PrefetchMachine(CopyMachine):
+    world: PrefetchWorld
 
     @initialize(blocks=st.integers(3, 12), ranks=st.integers(1, 4), is_async=st.booleans())
     def start(self, blocks: int, ranks: int, is_async: bool) -> None:
-        self.world = ArrivalWorld(blocks, ranks, is_async=is_async)
+        self.world = PrefetchWorld(blocks, ranks, is_async=is_async)
 
     @rule(keys=requests, fetched=st.sets(st.sampled_from(KEYS)))
     def come(self, keys: list[int], fetched: set[int]) -> None:
@@ -191,7 +192,7 @@ class ArrivalMachine(CopyMachine):
         self.world.end_request(data.draw(st.sampled_from(sorted(self.world.needs))))
 
 
-def storm(world: ArrivalWorld, rng: random.Random, rounds: int) -> None:
+def storm(world: PrefetchWorld, rng: random.Random, rounds: int) -> None:
     for _ in range(rounds):
         choice = rng.random()
         if choice < 0.12 or not world.needs:
@@ -205,7 +206,7 @@ def storm(world: ArrivalWorld, rng: random.Random, rounds: int) -> None:
     world.finish()
 
 
-def work(world: ArrivalWorld, rng: random.Random, choice: float) -> None:
+def work(world: PrefetchWorld, rng: random.Random, choice: float) -> None:
     """Steps, copies and mail."""
     live = sorted(world.needs)
     runnable = [rank for rank in world.ranks if rank.queue]
@@ -222,7 +223,7 @@ def work(world: ArrivalWorld, rng: random.Random, choice: float) -> None:
         world.post(rng.randrange(len(world.mail)), rng.choice(FATES))
 
 
-def interfere(world: ArrivalWorld, rng: random.Random, choice: float) -> None:
+def interfere(world: PrefetchWorld, rng: random.Random, choice: float) -> None:
     """Aborts, prefixes, wrong outputs, new weights."""
     name = rng.choice(sorted(world.needs))
     if choice < 0.95:
@@ -235,10 +236,10 @@ def interfere(world: ArrivalWorld, rng: random.Random, choice: float) -> None:
         world.change_weights()
 
 
-def storms(count: int, **classes: Any) -> Iterator[ArrivalWorld]:
+def storms(count: int, **classes: Any) -> Iterator[PrefetchWorld]:
     for seed in range(count):
         rng = random.Random(seed)
-        world = ArrivalWorld(rng.randint(3, 12), rng.randint(1, 4), is_async=rng.random() < 0.5, **classes)
+        world = PrefetchWorld(rng.randint(3, 12), rng.randint(1, 4), is_async=rng.random() < 0.5, **classes)
         storm(world, rng, 200)
         yield world
 
@@ -246,65 +247,65 @@ def storms(count: int, **classes: Any) -> Iterator[ArrivalWorld]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("runs", [examples(100), pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_what_came_is_loaded_for_its_request_once_and_lent_until_every_rank_has_it(runs: int) -> None:
-    before = steps["arrivals"]
-    ArrivalMachine.drive(runs)
+    before = steps["prefetched"]
+    PrefetchMachine.drive(runs)
     if runs == 2_000:
-        assert steps["arrivals"] - before >= 20_000
+        assert steps["prefetched"] - before >= 20_000
 
 
 def test_in_forty_thousand_steps_by_chance_nothing_wrong_is_loaded_and_much_comes() -> None:
-    before = steps["arrivals"]
+    before = steps["prefetched"]
     worlds = list(storms(200))
-    assert steps["arrivals"] - before >= 40_000
+    assert steps["prefetched"] - before >= 40_000
     counts = [world.transfers.counts for world in worlds]
-    assert sum(one.arrivals for one in counts) > 500
+    assert sum(one.prefetched_outputs for one in counts) > 500
     assert sum(one.loads for one in counts) > 1_000
     assert sum(one.saves for one in counts) > 500
 
 
-class DoneWhenUsed(Arrivals):
-    """A ticket is done while ranks still load."""
+class DoneWhenUsed(PrefetchedOutputs):
+    """A lease is done while ranks still load."""
 
-    def use(self, request: str, key: Key) -> Arrival:
-        arrival = super().use(request, key)
-        self.end(arrival.ticket)
-        return arrival
+    def use(self, request: str, key: Key) -> PrefetchedOutput:
+        prefetched = super().use(request, key)
+        self.end(prefetched.lease)
+        return prefetched
 
-    def end(self, ticket: int) -> None:
-        if ticket in self._open:
-            super().end(ticket)
+    def end(self, lease: int) -> None:
+        if lease in self._open:
+            super().end(lease)
 
 
-class DoneWithItsRequest(Arrivals):
+class DoneWithItsRequest(PrefetchedOutputs):
     """The end of a request ends its loads."""
 
-    def use(self, request: str, key: Key) -> Arrival:
-        arrival = self._waiting[request][key][0]
-        self.on_use(arrival.ticket)
-        self._waiting[request][key] = (arrival, 0)
+    def use(self, request: str, key: Key) -> PrefetchedOutput:
+        prefetched = self._waiting[request][key][0]
+        self.on_use(prefetched.lease)
+        self._waiting[request][key] = (prefetched, 0)
         self._using = {*getattr(self, "_using", ()), (request, key)}
-        return arrival
+        return prefetched
 
-    def get(self, request: str, key: Key) -> Arrival | None:
+    def get(self, request: str, key: Key) -> PrefetchedOutput | None:
         return None if (request, key) in getattr(self, "_using", ()) else super().get(request, key)
 
-    def end(self, ticket: int) -> None:
-        if ticket in self._open:
-            super().end(ticket)
+    def end(self, lease: int) -> None:
+        if lease in self._open:
+            super().end(lease)
 
 
-class ForAnyRequest(Arrivals):
+class ForAnyRequest(PrefetchedOutputs):
     """Whoever asks gets it."""
 
-    def get(self, request: str, key: Key) -> Arrival | None:
+    def get(self, request: str, key: Key) -> PrefetchedOutput | None:
         return next((one[key][0] for one in self._waiting.values() if key in one), super().get(request, key))
 
 
-class UsedTwice(Arrivals):
+class UsedTwice(PrefetchedOutputs):
     """A load does not forget it."""
 
-    def use(self, request: str, key: Key) -> Arrival:
-        self.on_use(self._waiting[request][key][0].ticket)
+    def use(self, request: str, key: Key) -> PrefetchedOutput:
+        self.on_use(self._waiting[request][key][0].lease)
         return self._waiting[request][key][0]
 
 
@@ -322,11 +323,11 @@ class ForgottenWhenPreempted(Transfers):
     def plan(self, encodes: Any, scheduled: Any) -> Step:
         for (request, _), (key, _, _) in self._allocated.items():
             if request not in scheduled:
-                self.arrivals.drop(request, key)
+                self.prefetched_outputs.drop(request, key)
         return super().plan(encodes, scheduled)
 
 
-class Unforgetting(Arrivals):
+class Unforgetting(PrefetchedOutputs):
     """What came before new weights is used after."""
 
     def forget_all(self) -> None: ...
@@ -344,70 +345,70 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("broken", MUTANTS)
-def test_mutant_broken_arrivals_are_found(broken: type) -> None:
-    name = "arrivals_class" if issubclass(broken, Arrivals) else "transfers_class"
+def test_mutant_broken_prefetched_outputs_are_found(broken: type) -> None:
+    name = "prefetched_class" if issubclass(broken, PrefetchedOutputs) else "transfers_class"
     with pytest.raises((AssertionError, KeyError)):
         for _ in storms(400, **{name: broken}):
             pass
 
 
-def arrived(ticket: int = 1, rows: int = 2) -> Arrival:
-    return Arrival(ticket, DIGEST, ((8, rows),), (rows, 4, "torch.float32"))
+def arrived(lease: int = 1, rows: int = 2) -> PrefetchedOutput:
+    return PrefetchedOutput(lease, DIGEST, ((8, rows),), (rows, 4, "torch.float32"))
 
 
-def test_what_is_on_the_shelf_is_loaded_from_there_and_the_ticket_is_done() -> None:
-    shelf = Shelf(8)
+def test_what_is_in_the_host_cache_is_loaded_from_there_and_the_lease_is_done() -> None:
+    host_cache = HostCache(8)
     done: list[int] = []
-    transfers = Transfers(shelf, adopts=True)
-    transfers.arrivals.on_done = done.append
-    slot = shelf.reserve("x", 2, 2)
+    transfers = Transfers(host_cache, adopts=True)
+    transfers.prefetched_outputs.on_done = done.append
+    slot = host_cache.reserve("x", 2, 2)
     assert slot is not None
-    shelf.fill(slot, "form")
-    transfers.arrivals.add("a", [("x", arrived(), 5)])
+    host_cache.fill(slot, "form")
+    transfers.prefetched_outputs.add("a", [("x", arrived(), 5)])
     transfers.allocate("a", 0, "x", 2, 2)
     step = transfers.plan({}, {"a"})
-    assert not step.loads["x"].is_arrival
+    assert not step.loads["x"].is_prefetched
     assert (step.saves, done) == ({}, [1])
-    assert (transfers.counts.loads, transfers.counts.arrivals) == (1, 0)
+    assert (transfers.counts.loads, transfers.counts.prefetched_outputs) == (1, 0)
 
 
 def test_a_slot_of_another_size_is_not_loaded_in_place_of_what_came() -> None:
-    shelf = Shelf(8)
-    transfers = Transfers(shelf, adopts=True)
-    slot = shelf.reserve("x", 3, 3)
+    host_cache = HostCache(8)
+    transfers = Transfers(host_cache, adopts=True)
+    slot = host_cache.reserve("x", 3, 3)
     assert slot is not None
-    shelf.fill(slot, "form")
-    transfers.arrivals.add("a", [("x", arrived(), 5)])
+    host_cache.fill(slot, "form")
+    transfers.prefetched_outputs.add("a", [("x", arrived(), 5)])
     transfers.allocate("a", 0, "x", 2, 2)
     step = transfers.plan({}, {"a"})
     assert step.loads["x"].extents == ((8, 2),)
-    assert not step.saves, "the shelf has one for the key"
+    assert not step.saves, "the host cache has one for the key"
 
 
-def test_what_came_is_adopted_and_the_next_request_finds_it_on_the_shelf() -> None:
-    shelf = Shelf(8)
+def test_what_came_is_adopted_and_the_next_request_finds_it_in_the_host_cache() -> None:
+    host_cache = HostCache(8)
     saved: list[Slot] = []
-    transfers = Transfers(shelf, adopts=True)
+    transfers = Transfers(host_cache, adopts=True)
     transfers.on_saved = saved.append
-    transfers.arrivals.add("a", [("x", arrived(), 5)])
+    transfers.prefetched_outputs.add("a", [("x", arrived(), 5)])
     transfers.allocate("a", 0, "x", 2, 2)
     step = transfers.plan({}, {"a"})
     report = Report(0, step.number, (Saved(step.saves["x"].transfer, "form"),), (step.loads["x"].transfer,))
     transfers.take(report)
-    found = shelf.filled("x")
+    found = host_cache.filled("x")
     assert found is not None
     assert saved == [found]
     assert found.transfer == step.saves["x"].transfer
 
 
-def test_a_ticket_is_not_taken_twice() -> None:
+def test_a_lease_is_not_taken_twice() -> None:
     done: list[int] = []
-    arrivals = Arrivals()
-    arrivals.on_done = done.append
-    arrivals.add("a", [("x", arrived(7), 5)])
-    arrivals.add("b", [("x", arrived(7), 5)])
-    assert arrivals.get("b", "x") is None
-    arrivals.finish("b")
+    prefetched_outputs = PrefetchedOutputs()
+    prefetched_outputs.on_done = done.append
+    prefetched_outputs.add("a", [("x", arrived(7), 5)])
+    prefetched_outputs.add("b", [("x", arrived(7), 5)])
+    assert prefetched_outputs.get("b", "x") is None
+    prefetched_outputs.finish("b")
     assert done == []
-    arrivals.finish("a")
+    prefetched_outputs.finish("a")
     assert done == [7]

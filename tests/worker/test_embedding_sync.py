@@ -21,25 +21,25 @@ from typing import Any, cast
 import pytest
 
 from semel.aio import in_slices
-from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
+from semel.core import Digest, Form, Item, Key, Placeholder, PrefetchedOutput, Prompt, Submission, Timeline
 from semel.embeddings import resp
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import StoreDown
 from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore
 from semel.engine import Engine
-from semel.engine.vllm.tier.arrival_params import Staging
 from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.page import TierPage
-from semel.engine.vllm.tier.shared_file import create_file, path_of
+from semel.engine.vllm.tier.prefetch_params import Staging
+from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
 from semel.telemetry.metric import Metric
-from semel.worker import keeper as module
-from semel.worker.keeper import Keeper
+from semel.worker import embedding_sync as module
+from semel.worker.embedding_sync import EmbeddingSync
 
 BLOCK_BYTES = 64
-SHELF, STAGED = 32, 32
+HOST_CACHE, STAGED = 32, 32
 """Blocks of either part of the memory."""
 
 KEY = Key(bytes(range(32)))
@@ -60,9 +60,9 @@ class Sink:
         self.submissions.append(submission)
 
     @property
-    def arrivals(self) -> tuple[Arrival, ...]:
+    def prefetched_outputs(self) -> tuple[PrefetchedOutput, ...]:
         """Of the last submission."""
-        return self.submissions[-1].arrivals
+        return self.submissions[-1].prefetched_outputs
 
 
 class Host:
@@ -77,12 +77,12 @@ class Host:
     ) -> None:
         self.engine, self.page = Sink(), TierPage.create()
         region = create_file("test-region")
-        os.ftruncate(region, BLOCK_BYTES * (SHELF + STAGED))
-        staging = Staging(SHELF, STAGED, BLOCK_BYTES)
-        self.tier = HostTier.open(path_of(region), BLOCK_BYTES * (SHELF + STAGED), staging, self.page)
+        os.ftruncate(region, BLOCK_BYTES * (HOST_CACHE + STAGED))
+        staging = Staging(HOST_CACHE, STAGED, BLOCK_BYTES)
+        self.tier = HostTier.open(descriptor_path(region), BLOCK_BYTES * (HOST_CACHE + STAGED), staging, self.page)
         self.tier.identity, self.tier.probe = b"identity", probe
         self.nodes = Nodes([Node(f"memory-{index}", one) for index, one in enumerate(blobs)])
-        self.keeper = Keeper(
+        self.sync = EmbeddingSync(
             cast("Engine", self.engine),
             self.tier,
             lambda identity: SealedStore(KEY, identity, self.nodes, ttl_s),
@@ -103,22 +103,20 @@ class Host:
         places = [Placeholder(1 + index * rows, rows) for index in range(len(digests))]
         items = tuple(Item("image", digest) for digest in digests)
         prompt = Prompt((0,) * (2 + rows * len(digests)), Timeline.decoder(places), items)
-        await self.keeper.submit(Submission("r", prompt, {}, sampling))
+        await self.sync.submit(Submission("r", prompt, {}, sampling))
         contents = []
-        for arrival in self.engine.arrivals:
-            spans = [self.tier._memory[f * BLOCK_BYTES : (f + n) * BLOCK_BYTES] for f, n in arrival.extents]
+        for prefetched in self.engine.prefetched_outputs:
+            spans = [self.tier._memory[f * BLOCK_BYTES : (f + n) * BLOCK_BYTES] for f, n in prefetched.extents]
             contents.append(b"".join(spans)[:NBYTES])
         return tuple(contents)
 
     def total(self, metric: Metric, *labels: str) -> float:
-        return sum(
-            value for one, value, have in self.keeper.samples() if one is metric and have[: len(labels)] == labels
-        )
+        return sum(value for one, value, have in self.sync.samples() if one is metric and have[: len(labels)] == labels)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SOON_S
         while not condition():
-            assert time.monotonic() < deadline, dict(self.keeper._publications)
+            assert time.monotonic() < deadline, dict(self.sync._publications)
             await asyncio.sleep(0.005)
 
     async def until_published(self, count: int) -> None:
@@ -130,13 +128,13 @@ class Host:
 
 @asynccontextmanager
 async def running(host: Host) -> AsyncIterator[Host]:
-    task = asyncio.create_task(host.keeper.run())
+    task = asyncio.create_task(host.sync.run())
     try:
         yield host
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await host.keeper.close()
+        await host.sync.close()
 
 
 def content(seed: int) -> bytes:
@@ -166,16 +164,16 @@ async def test_what_one_worker_has_shown_twice_comes_to_another_with_its_first_r
         async with running(Host(blobs)) as second:
             await second.until_up()
             assert await second.ask(PICTURE, OTHER) == (content(1),)
-            assert [one.form for one in second.engine.arrivals] == [FORM]
+            assert [one.form for one in second.engine.prefetched_outputs] == [FORM]
             assert second.total(metrics.EMBEDDING_FETCHES, "hit") == 1
             assert second.total(metrics.EMBEDDING_FETCHES, "miss") == 1
-            second.page.use(second.engine.arrivals[0].ticket)
-            second.tier.submit(second.engine.arrivals)
-            second.page.finish(second.engine.arrivals[0].ticket)
+            second.page.use(second.engine.prefetched_outputs[0].lease)
+            second.tier.submit(second.engine.prefetched_outputs)
+            second.page.finish(second.engine.prefetched_outputs[0].lease)
             await second.until(lambda: second.tier.staged_blocks == 0)
 
 
-async def test_what_is_on_the_shelf_is_not_fetched() -> None:
+async def test_what_is_in_the_host_cache_is_not_fetched() -> None:
     blobs = MemoryBlobs()
     async with published(blobs), running(Host(blobs)) as host:
         await host.until_up()
@@ -360,7 +358,7 @@ async def test_new_weights_end_it_and_a_reset_gives_everything_another_name() ->
         await host.until_up()
         assert await host.ask(PICTURE) == (content(1),)
         host.page.reset(new_weights=False)
-        await host.until(lambda: host.keeper._epoch == 1)
+        await host.until(lambda: host.sync._epoch == 1)
         assert await host.ask(PICTURE) == ()
         assert host.total(metrics.EMBEDDING_FETCHES, "miss") == 1
         host.page.reset(new_weights=True)
@@ -416,7 +414,7 @@ async def test_what_the_store_has_lost_is_published_again(monkeypatch: pytest.Mo
     assert await manifests_after_a_loss(how) == 0
 
 
-async def test_what_has_expired_in_the_store_is_published_again_from_the_shelf() -> None:
+async def test_what_has_expired_in_the_store_is_published_again_from_the_host_cache() -> None:
     blobs = MemoryBlobs()
     async with running(Host(blobs, publish_after=1, ttl_s=1)) as host:
         await host.until_up()
@@ -426,19 +424,19 @@ async def test_what_has_expired_in_the_store_is_published_again_from_the_shelf()
         deadline = time.monotonic() + SOON_S
         while host.total(metrics.EMBEDDING_PUBLISHED) < 2:
             assert time.monotonic() < deadline
-            assert await host.ask(PICTURE) == (), "it is on the shelf, so nobody hears that the store has it not"
+            assert await host.ask(PICTURE) == (), "it is in the host cache, so nobody hears that the store has it not"
             await asyncio.sleep(0.05)
 
 
-async def test_a_worker_that_drains_publishes_what_is_on_its_shelf() -> None:
+async def test_a_worker_that_drains_publishes_what_is_in_its_host_cache() -> None:
     blobs = MemoryBlobs()
     host = Host(blobs, publish_after=100)
     for index, digest in enumerate((PICTURE, OTHER)):
         await host.ask(digest)
         host.save(digest, content(index), first=8 * index)
-    await host.keeper.drain(SOON_S)
+    await host.sync.drain(SOON_S)
     assert host.total(metrics.EMBEDDING_PUBLISHED) == 2
-    await host.keeper.close()
+    await host.sync.close()
 
 
 async def published_after_an_outage(monkeypatch: pytest.MonkeyPatch, *, looks_first: bool) -> float:
@@ -470,33 +468,33 @@ async def test_what_waits_while_the_store_is_down_is_published_when_it_is_back(m
     assert await published_after_an_outage(monkeypatch, looks_first=False) == 0
 
 
-async def drain_once(keeper: Keeper, within_s: float) -> None:
+async def drain_once(sync: EmbeddingSync, within_s: float) -> None:
     """A mutant: what fails is given up."""
-    keeper._review()
-    keeper._publishing.drain(time.monotonic())
+    sync._review()
+    sync._publishing.drain(time.monotonic())
     async with asyncio.timeout(within_s):
-        while await keeper._publish_next():
+        while await sync._publish_next():
             pass
 
 
 @pytest.mark.parametrize("is_beside", [False, True])
-@pytest.mark.parametrize(("drain", "count"), [(Keeper.drain, 4), (drain_once, 0)])
+@pytest.mark.parametrize(("drain", "count"), [(EmbeddingSync.drain, 4), (drain_once, 0)])
 async def test_a_worker_that_drains_waits_for_a_store_that_comes_back(
-    drain: Callable[[Keeper, float], Awaitable[None]], count: int, is_beside: bool
+    drain: Callable[[EmbeddingSync, float], Awaitable[None]], count: int, is_beside: bool
 ) -> None:
     blobs = MemoryBlobs()
     host = Host(blobs, publish_after=100)
     async with running(host) if is_beside else contextlib.nullcontext():
-        assert await host.keeper._usable_store() is not None
+        assert await host.sync._usable_store() is not None
         for number in range(4):
             digest = Digest(bytes([number]) * 32)
             await host.ask(digest)
             host.save(digest, content(number), first=8 * number)
         blobs.is_down = True
         asyncio.get_running_loop().call_later(0.3, setattr, blobs, "is_down", False)
-        await drain(host.keeper, SOON_S)
+        await drain(host.sync, SOON_S)
         assert host.total(metrics.EMBEDDING_PUBLISHED) == count
-    await host.keeper.close()
+    await host.sync.close()
 
 
 @pytest.mark.parametrize("fault", ["down", "full", "refused"])
@@ -505,7 +503,7 @@ async def test_a_worker_that_drains_waits_no_longer_than_it_may_and_only_for_a_s
 ) -> None:
     blobs = MemoryBlobs()
     host = Host(blobs, publish_after=100)
-    assert await host.keeper._usable_store() is not None
+    assert await host.sync._usable_store() is not None
     await host.ask(PICTURE)
     host.save(PICTURE, content(1))
     blobs.is_down = fault == "down"
@@ -513,11 +511,11 @@ async def test_a_worker_that_drains_waits_no_longer_than_it_may_and_only_for_a_s
     if fault == "refused":
         host.page.reset(new_weights=True)
     began = time.monotonic()
-    await host.keeper.drain(0.5 if fault == "down" else 60.0)
+    await host.sync.drain(0.5 if fault == "down" else 60.0)
     took = time.monotonic() - began
     assert took >= 0.5 if fault == "down" else took < SOON_S
     assert host.total(metrics.EMBEDDING_PUBLISHED) == 0
-    await host.keeper.close()
+    await host.sync.close()
 
 
 async def turns_of_others(monkeypatch: pytest.MonkeyPatch, slice_s: float) -> int:
@@ -535,7 +533,7 @@ async def turns_of_others(monkeypatch: pytest.MonkeyPatch, slice_s: float) -> in
     ticking = asyncio.create_task(tick())
     await host.ask(*digests, rows=1)
     await ticking
-    await host.keeper.close()
+    await host.sync.close()
     return turns
 
 
@@ -568,6 +566,6 @@ async def test_a_worker_that_drains_waits_for_the_publication_under_way() -> Non
         threading_delay(blobs, "put", 0.2)
         await host.ask(PICTURE)
         host.save(PICTURE, content(1))
-        await host.until(lambda: bool(host.keeper._publishing._in_progress))
-        await host.keeper.drain(SOON_S)
+        await host.until(lambda: bool(host.sync._publishing._in_progress))
+        await host.sync.drain(SOON_S)
         assert host.total(metrics.EMBEDDING_PUBLISHED) == 1

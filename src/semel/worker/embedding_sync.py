@@ -1,8 +1,9 @@
 """Encoder outputs between an engine's host memory and the fleet's store.
 
 What a request needs and this host lacks is fetched before the request is submitted, for a bounded time: what has not
-come by then is encoded. What this engine has encoded is published beside requests, once it was shown often enough, and
-when the worker drains. So nothing inside the engine waits for a network, and no request fails for want of the store.
+come by then is encoded. What this engine has encoded is published in the background, once it was shown often enough,
+and when the worker drains. So nothing inside the engine waits for a network, and no request fails for want of the
+store.
 
 The store is used only while this engine's encoder is the fleet's: their probes are compared first, and new weights end
 it for good. After a reset that keeps the weights everything has another name, so nothing from before is found.
@@ -28,12 +29,12 @@ from semel.embeddings.protocol import StoreError
 from semel.embeddings.publishing import Publishing
 from semel.embeddings.sealed import Fetched, SealedStore
 from semel.engine import Engine, Stream
-from semel.engine.protocol import Staged, Tier
+from semel.engine.protocol import StagedOutput, Tier
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
-__all__ = ["Keeper"]
+__all__ = ["EmbeddingSync"]
 
 _FETCHES: Final = 4
 """Calls of the store at a time for requests. One more publishes."""
@@ -42,10 +43,10 @@ _MAX_ITEMS: Final = 64
 """Encoder outputs that are fetched for one request; it encodes the rest."""
 
 _LOOK_S: Final = 0.02
-"""How often there is a look for something to publish."""
+"""Seconds between two looks for something to publish."""
 
 _AGAIN_S: Final = 1.0
-"""How long a store that failed is left alone at least."""
+"""Seconds before a store that failed is tried again, at least."""
 
 _BELIEVED_SHARE: Final = 0.5
 """Of the time after which the store forgets an output: for so long it is taken to be there."""
@@ -61,8 +62,8 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Keeper:
-    """Joins one engine to the fleet's store. Its methods are called on the worker's event loop."""
+class EmbeddingSync:
+    """The sync of one engine with the fleet's store. Its methods are called on the worker's event loop."""
 
     def __init__(
         self,
@@ -105,8 +106,10 @@ class Keeper:
     async def submit(self, submission: Submission) -> Stream:
         """Submit to the engine, with what the store has of the request's encoder outputs."""
         staged = await self._fetch(submission)
-        arrivals = tuple(one.arrival for one in staged)
-        return await self._engine.submit(replace(submission, arrivals=arrivals) if arrivals else submission)
+        prefetched_outputs = tuple(one.prefetched for one in staged)
+        return await self._engine.submit(
+            replace(submission, prefetched_outputs=prefetched_outputs) if prefetched_outputs else submission
+        )
 
     async def run(self) -> None:
         """Publish, for ever."""
@@ -120,7 +123,7 @@ class Keeper:
                 await asyncio.sleep(_AGAIN_S)
 
     async def drain(self, within_s: float) -> None:
-        """Publish all that is on the shelf: the worker ends, and its memory with it. A store that fails has so long."""
+        """Publish the whole host cache before the worker ends, and its memory with it; a failing store has so long."""
         self._review()
         self._publishing.drain(time.monotonic())
         self._is_draining = True
@@ -131,12 +134,12 @@ class Keeper:
                     await self._revive()
 
     async def close(self) -> None:
-        """Wait for calls of the store that are under way. Whoever has opened its nodes closes them first."""
+        """Wait for calls of the store that are under way. The owner of its nodes closes them first."""
         for threads in (self._fetching, self._writing):
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)
 
     def samples(self) -> Iterator[Sample]:
-        """What there is to see of it."""
+        """Yield samples of its metrics."""
         yield metrics.EMBEDDING_STORE_UP, float(self._store is not None and self._store.is_up), ()
         for outcome, count in self._outcomes.items():
             yield metrics.EMBEDDING_FETCHES, count, (outcome,)
@@ -148,14 +151,14 @@ class Keeper:
             yield metrics.EMBEDDING_STORE_CALLS, count, (operation,)
             yield metrics.EMBEDDING_STORE_SECONDS, self._seconds[operation], (operation,)
 
-    async def _fetch(self, submission: Submission) -> list[Staged]:
+    async def _fetch(self, submission: Submission) -> list[StagedOutput]:
         """Memory with what the store has of the request's items, which this host lacks."""
         self._review()
         wanted = await in_slices(self._lacking(submission.prompt))
         store = self._store
         if store is None or not wanted or submission.sampling.get("n") not in (None, 1):
             return []
-        if not store.is_up:  # it is tried again beside requests, not by one that waits for its answer
+        if not store.is_up:  # it is tried again in the background, not by one that waits for its answer
             self._outcomes["down"] += len(wanted)
             return []
         fetch = _Fetch(self._tier, self._epoch)
@@ -183,7 +186,7 @@ class Keeper:
         return fetch.hits(found)
 
     def _lacking(self, prompt: Prompt) -> Generator[None, None, dict[Digest, int]]:
-        """The first items of a prompt that this host lacks, with their embeddings. Takes note that all were shown."""
+        """Find the first items of a prompt that this host lacks, with their embeddings. Counts all of them."""
         seen: set[Digest] = set()
         wanted: dict[Digest, int] = {}
         for item, place in zip(prompt.items, prompt.timeline, strict=True):
@@ -230,15 +233,17 @@ class Keeper:
             return True
 
     async def _publish(self, store: SealedStore, digest: Digest) -> str:
-        shelved = self._tier.shelved(digest)
-        if shelved is None:
+        cached_output = self._tier.cached_output(digest)
+        if cached_output is None:
             return "changed"
         deadline = time.monotonic() + _PUBLISH_S
-        call = partial(store.publish, digest, shelved.form, shelved.buffers, shelved.is_intact, deadline)
+        call = partial(
+            store.publish, digest, cached_output.form, cached_output.buffers, cached_output.is_intact, deadline
+        )
         return await self._call(self._writing, "publish", call)
 
     async def _usable_store(self) -> SealedStore | None:
-        """The store, if this encoder's probe is the fleet's. Asks it for that when there is none yet."""
+        """Return the store, if this encoder's probe is the fleet's. Asks it for that when there is none yet."""
         if self._store is not None or self._refusal or time.monotonic() < self._again_at:
             return self._store
         identity, probe = self._tier.identity, self._tier.probe
@@ -266,7 +271,7 @@ class Keeper:
         return self._store
 
     def _review(self) -> None:
-        """What the engine has saved and given up since the last look."""
+        """Read the events of the host tier since the last look."""
         for event in self._tier.review():
             match event:
                 case Saved(digest=digest, form=form):
@@ -305,7 +310,7 @@ class _Fetch:
     def __init__(self, tier: Tier, epoch: int) -> None:
         self._tier = tier
         self._epoch = epoch
-        self._staged: dict[Digest, Staged] = {}
+        self._staged: dict[Digest, StagedOutput] = {}
 
     def stage(self, digest: Digest, form: Form) -> list[memoryview] | None:
         """Reserve memory for an output."""
@@ -315,14 +320,14 @@ class _Fetch:
         self._staged[digest] = staged
         return list(staged.buffers) if staged.epoch == self._epoch else None
 
-    def hits(self, found: Sequence[Fetched]) -> list[Staged]:
-        """What has come, whole and verified. The rest of the memory is let go."""
+    def hits(self, found: Sequence[Fetched]) -> list[StagedOutput]:
+        """Return what has come, whole and verified. The rest of the memory is let go."""
         whole = {one.digest for one in found if one.outcome == "hit"}
         for digest in self._staged.keys() - whole:
             self._tier.release(self._staged[digest])
         return [staged for digest, staged in self._staged.items() if digest in whole]
 
     def abandon(self, _: asyncio.Future[list[Fetched]]) -> None:
-        """Nobody waits for it any more, and no thread writes: let go of everything."""
+        """Free everything: nobody waits for it any more, and no thread writes."""
         for staged in self._staged.values():
             self._tier.release(staged)
