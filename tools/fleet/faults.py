@@ -63,7 +63,7 @@ PROGRESS_S: Final = 10
 DRAIN: Final = ("--drain-delay-s", "3")
 """A frontend takes requests for so long after SIGTERM; a balancer has noticed by then."""
 
-TEMPLATE: Final = "template_child"
+FORK_SERVER: Final = "fork_server_child"
 COLUMNS: Final = (
     *("fault", "good requests", "failed before the first byte", "failed in stream"),
     *("sent again", "longest gap, s", "ready again after, s"),
@@ -230,7 +230,7 @@ def template(world: World) -> psutil.Process:
 
 def is_template(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return TEMPLATE in " ".join(process.cmdline())
+        return FORK_SERVER in " ".join(process.cmdline())
     return False
 
 

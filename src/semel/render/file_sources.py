@@ -18,12 +18,12 @@ from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
 from semel.errors import InvalidRequest, UnknownMedia
 from semel.render.chat.messages import Attachment
 from semel.render.concurrency import concurrently
-from semel.render.inline import run
 from semel.render.media.draft import ReadFile
 from semel.render.media.names import MediaNames
 from semel.render.media.part_source import NO_FILES, Files, named_files
 from semel.render.media.source import MediaFile, MediaName
 from semel.render.media.source_fetch import Spend
+from semel.render.offload import run_if_heavy
 from semel.store import MediaStore, Pin
 from semel.store.names import file_id, parse_id
 
@@ -132,7 +132,7 @@ class FileSources:
             if content is None:
                 if (name is None and not all_of_them) or not isinstance(one, Media):
                     continue
-                hashed = await run(partial(_hash, one.data), light=len(one.data) <= _LARGE)
+                hashed = await run_if_heavy(partial(_hash, one.data), light=len(one.data) <= _LARGE)
                 content = file_id(hashed, tenant.name, key)
                 self.names.add_content(tenant, content, one.modality)
             if name is not None:

@@ -25,7 +25,6 @@ from semel.render.chat.renderer import ChatRenderer
 from semel.render.chat.request import ChatRequest, tokenize_chat
 from semel.render.concurrency import concurrently
 from semel.render.file_sources import FileSources
-from semel.render.inline import is_cheap, run
 from semel.render.inspector import Inspector
 from semel.render.media.draft import (
     AssemblePrompt,
@@ -40,6 +39,7 @@ from semel.render.media.draft import (
 from semel.render.media.intent import Intent
 from semel.render.media.source import MediaFile, MediaName, Source
 from semel.render.media.source_fetch import Fetch, Spend, fetch_sources
+from semel.render.offload import is_cheap, run_if_heavy
 from semel.render.tokens.expand import expand, expand_encoder
 from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.store import Pin, no_pin
@@ -151,7 +151,7 @@ class Pipeline:
         light = is_cheap(request.messages, request.tools, request.chat_template_kwargs)
         owner = tenant or Tenant()
         located = await self.files.locate(request.messages, owner)
-        conversation = await run(partial(Conversation.parse, request.messages, located), light=light)
+        conversation = await run_if_heavy(partial(Conversation.parse, request.messages, located), light=light)
         attachments, sources = conversation.attachments, conversation.sources
         places = [attachment.where for attachment in attachments]
         admit(sources, places)
@@ -167,7 +167,7 @@ class Pipeline:
             watch.lap("fetch")
         resolved = cast("Sequence[Media | MediaFile]", fetched)
         identify = partial(self._identify, resolved, request.mm_processor_kwargs, tenant)
-        items, media = await run(identify, light=light and fetched is sources)
+        items, media = await run_if_heavy(identify, light=light and fetched is sources)
         contents: Sequence[Digest] = ()
         if intent == "execute" and (request.return_media_ids or any(map(_is_named, attachments))):
             contents = await self.files.remember(

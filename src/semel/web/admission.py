@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Final
 
-__all__ = ["EXPENDABLE", "REASONS", "Admission", "Place", "Stage", "give_up_protection"]
+__all__ = ["EXPENDABLE", "REASONS", "Admission", "Place", "Stage", "mark_evictable"]
 
 EXPENDABLE: Final = "semel.expendable"
 """The extension of a request's scope with which an application says that its connection may be closed for another."""
@@ -86,8 +86,8 @@ class Admission:
         self.closed: Counter[str] = Counter()
         """How many connections got no place, or lost it, by one of the `REASONS`."""
 
-        self._crowds = {stage: _Crowd() for stage in EVICTABLE}
-        self._reserved = _Crowd()
+        self._evictable = {stage: _ConnectionsByAddress() for stage in EVICTABLE}
+        self._reserved = _ConnectionsByAddress()
         self._by_address: Counter[str] = Counter()
         """Connections by address, without the reserved ones."""
 
@@ -108,8 +108,8 @@ class Admission:
 
     def by_stage(self) -> Iterator[tuple[str, int]]:
         """How many connections there are in each stage, and in the reserve."""
-        for stage, crowd in self._crowds.items():
-            yield stage.value, len(crowd)
+        for stage, connections in self._evictable.items():
+            yield stage.value, len(connections)
         yield Stage.BUSY.value, self._busy
         yield "reserved", len(self._reserved)
 
@@ -120,7 +120,7 @@ class Admission:
         """
         count = self._by_address[address]
         if self.max_per_address and count >= self.max_per_address and not is_proxy:
-            reason, victim = "address", self._crowds[Stage.SILENT].oldest_of(address)
+            reason, victim = "address", self._evictable[Stage.SILENT].oldest_of(address)
         elif self.is_full:
             reason, victim = "full", self._victim(address, count)
         else:
@@ -144,11 +144,11 @@ class Admission:
                 if not self._by_address[place.address]:
                     del self._by_address[place.address]
         else:
-            self._stand(place)
+            self._insert(place)
 
     def _victim(self, address: str, count: int) -> Place | None:
         """The connection that is closed for one more from this address, which has `count`."""
-        silent, idle = self._crowds[Stage.SILENT], self._crowds[Stage.IDLE]
+        silent, idle = self._evictable[Stage.SILENT], self._evictable[Stage.IDLE]
         found = silent.oldest_of_largest()
         if found is not None and (found.address == address or self._by_address[found.address] > count):
             return found
@@ -176,16 +176,16 @@ class Admission:
     def _add(self, place: Place) -> Place:
         self._total += 1
         self._by_address[place.address] += 1
-        self._stand(place)
+        self._insert(place)
         return place
 
-    def _stand(self, place: Place) -> None:
+    def _insert(self, place: Place) -> None:
         if place.is_reserved:
             self._reserved.add(place)
         elif place.stage is Stage.BUSY:
             self._busy += 1
         elif place.stage is not None:
-            self._crowds[place.stage].add(place)
+            self._evictable[place.stage].add(place)
 
     def _leave(self, place: Place) -> None:
         if place.is_reserved:
@@ -193,16 +193,16 @@ class Admission:
         elif place.stage is Stage.BUSY:
             self._busy -= 1
         elif place.stage is not None:
-            self._crowds[place.stage].remove(place)
+            self._evictable[place.stage].remove(place)
 
 
-def give_up_protection(scope: Mapping[str, Any]) -> None:
+def mark_evictable(scope: Mapping[str, Any]) -> None:
     """Let the connection of a request be closed for another, also while it is answered: its client has no valid key."""
     if (extension := scope.get("extensions", {}).get(EXPENDABLE)) is not None:
         extension["give_up"]()
 
 
-class _Crowd:
+class _ConnectionsByAddress:
     """Places by address, and the addresses by how many they have."""
 
     def __init__(self) -> None:

@@ -231,10 +231,10 @@ class Connection(HttpToolsProtocol):
         # Whoever has only asked whether we are well can be closed for another, once that is answered.
         self._rest = Stage.SILENT if is_probe else Stage.IDLE
         self._place.enter(Stage.BUSY)
-        self.scope["extensions"] = {EXPENDABLE: {"give_up": self._give_up_protection}}
+        self.scope["extensions"] = {EXPENDABLE: {"give_up": self._mark_evictable}}
         return True
 
-    def _give_up_protection(self) -> None:
+    def _mark_evictable(self) -> None:
         self._rest = Stage.SILENT
         self._place.enter(Stage.SILENT)
 

@@ -18,7 +18,7 @@ from semel.telemetry.logs import is_json
 __all__ = ["CANNOT_FORK", "log_words", "start"]
 
 CANNOT_FORK: Final = 3
-"""The exit status of a template that cannot fork, and would not the next time either."""
+"""The exit status of a fork server that cannot fork, and would not the next time either."""
 
 _SET_DEATH_SIGNAL: Final = 1
 _COMMAND: Final = (sys.executable, "-P", "-m")

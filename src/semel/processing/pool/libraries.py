@@ -1,4 +1,4 @@
-"""What a pool process imports, so that it can be imported ahead: by its template, or while others work.
+"""What a pool process imports, so that it can be imported ahead: by its fork server, or while others work.
 
 Importing is all that is done here: nothing of a model is loaded, and nothing is computed. What is missing here is
 imported when it is needed.

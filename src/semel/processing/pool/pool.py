@@ -30,6 +30,7 @@ from semel.fairness.retry import RetryQueue
 from semel.media import DecodeLimits, Pieces
 from semel.media.decode.limits import ProcessingLimits
 from semel.processing.folder import read_config
+from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.job import AssemblyJob, CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
 from semel.processing.pool.pipe import (
     Answer,
@@ -52,7 +53,6 @@ from semel.processing.pool.prompts import encode_prompt
 from semel.processing.pool.quarantine import Quarantine
 from semel.processing.pool.queue import FairQueue
 from semel.processing.pool.shares import ProcessShares
-from semel.processing.pool.template import Template
 from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
 from semel.processing.sandbox import LAYERS
@@ -125,7 +125,7 @@ class Pool:
         offers: OfferLimits | None = None,
         processor: ProcessorKind = "auto",
         prepared: Sequence[PoolProcess] = (),
-        template: Template | None = None,
+        fork_server: ForkServer | None = None,
         probes: bool = False,
         requires_sandbox: bool = False,
     ) -> Self:
@@ -140,7 +140,7 @@ class Pool:
         `offers` are refused before there is room for them.
         `requires_sandbox`: whether to refuse to start where the kernel lacks a layer of the processes' sandbox.
         `probes`: whether the processes run the probes, for a fingerprint that can be compared with a worker's.
-        `prepared` are processes of the same memory that were spawned ahead, and `template` is where they came from:
+        `prepared` are processes of the same memory that were spawned ahead, and `fork_server` is where they came from:
         it has imported its libraries by now.
         """
         read_config(folder)  # what is no model folder is told at once, not once torch is loaded
@@ -155,7 +155,7 @@ class Pool:
             requires_sandbox,
             None if offers is None else offers.max_tokens,
         )
-        kept = ProcessSet(load, processes, stages=memory is not None, prepared=prepared, template=template)
+        kept = ProcessSet(load, processes, stages=memory is not None, prepared=prepared, fork_server=fork_server)
         pool = cls(kept, max_waiting, memory, offers)
         await kept.start(spares, on_change=pool._dispatch)
         return pool

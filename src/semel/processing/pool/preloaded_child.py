@@ -3,7 +3,7 @@
 `python -m semel.processing.pool.preloaded_child FD [MEMORY] [json] [probes]`
 
 Importing the libraries is nine tenths of loading and keeps a core busy for seconds, which on two cores took a third of
-the pool's throughput. Here a thread of low priority imports them, unless the process was forked from a template that
+the pool's throughput. Here a thread of low priority imports them, unless the process was forked from a fork server that
 has. The main thread, which then serves as every pool process does, keeps the priority of the pool.
 """
 

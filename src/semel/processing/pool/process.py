@@ -12,6 +12,7 @@ from typing import Final, Protocol, Self
 from semel.aio import to_the_end
 from semel.errors import ProtocolError, ServiceError
 from semel.processing.pool.command import log_words, start
+from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     MAX_ANSWER_BYTES,
@@ -27,7 +28,6 @@ from semel.processing.pool.pipe import (
     read_header,
 )
 from semel.processing.pool.staging import Staging
-from semel.processing.pool.template import Template
 from semel.processing.sandbox import Sandbox
 
 __all__ = ["END_TIMEOUT_S", "Handle", "PoolProcess"]
@@ -85,14 +85,14 @@ class PoolProcess:
         cls,
         max_payload_bytes: int,
         *,
-        template: Template | None = None,
+        fork_server: ForkServer | None = None,
         stages: bool = False,
         in_background: bool = False,
         probes: bool = False,
     ) -> Self:
         """Start a process, which does nothing until it is told what to load. `stages`: whether it has staging memory.
 
-        It is forked from the template, if there is one that can. In the background its libraries are imported and the
+        The fork server forks it, if there is one that can. In the background its libraries are imported and the
         `probes`, if it is to have them, are decoded meanwhile, and the processors are left to those who work.
         """
         staging: Staging | None = None
@@ -104,7 +104,7 @@ class PoolProcess:
                 staging = Staging.create() if stages else None
                 descriptors = (theirs.fileno(),) if staging is None else (theirs.fileno(), staging.fileno())
                 words = (*log_words(), *(("probes",) if probes else ()))
-                process = await _start(template, descriptors, words, in_background=in_background)
+                process = await _start(fork_server, descriptors, words, in_background=in_background)
         except BaseException as error:
             if ours is not None:
                 ours.close()
@@ -239,10 +239,10 @@ class PoolProcess:
 
 
 async def _start(
-    template: Template | None, descriptors: Sequence[int], words: Sequence[str], *, in_background: bool
+    fork_server: ForkServer | None, descriptors: Sequence[int], words: Sequence[str], *, in_background: bool
 ) -> Handle:
-    if template is not None:
-        forked = await template.fork(descriptors, words, in_background=in_background)
+    if fork_server is not None:
+        forked = await fork_server.fork(descriptors, words, in_background=in_background)
         if forked is not None:
             return forked
     return await start(_BACKGROUND_MODULE if in_background else _MODULE, descriptors, words)

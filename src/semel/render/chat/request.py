@@ -8,7 +8,7 @@ from functools import partial
 
 from semel.render.chat.messages import Conversation
 from semel.render.chat.renderer import ChatRenderer
-from semel.render.inline import run
+from semel.render.offload import run_if_heavy
 from semel.render.tokens.tokenizer import TextRoom
 
 __all__ = ["ChatRequest", "tokenize_chat"]
@@ -41,4 +41,4 @@ async def tokenize_chat(
         template_kwargs=request.chat_template_kwargs,
         room=room,
     )
-    return await run(tokenize, light=light and renderer.tokenizer.is_local)
+    return await run_if_heavy(tokenize, light=light and renderer.tokenizer.is_local)

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from semel.render.media.long_string import LongString
 
-__all__ = ["is_cheap", "run"]
+__all__ = ["is_cheap", "run_if_heavy"]
 
 _T = TypeVar("_T")
 
@@ -40,6 +40,6 @@ def is_cheap(*values: object) -> bool:
     return True
 
 
-async def run(work: Callable[[], _T], *, light: bool) -> _T:
+async def run_if_heavy(work: Callable[[], _T], *, light: bool) -> _T:
     """Run the work here if it is light, otherwise in a thread, where it does not block the event loop."""
     return work() if light else await asyncio.to_thread(work)
