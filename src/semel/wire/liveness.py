@@ -36,7 +36,7 @@ class Liveness:
         """Something is sent that is more than a sign of life."""
         self._has_acted = True
 
-    def excuse(self, now: float) -> None:
+    def extend_deadline(self, now: float) -> None:
         """Let the peer be heard until the next heartbeat: this process has not read what it may have sent."""
         grace_s = self._deadlines.heartbeat_s
         self._heard = max(self._heard, now + grace_s - self._deadlines.silence_s)

@@ -206,9 +206,9 @@ class Session:
             self._events.append(self._end("silence", fault))
         return self._take_events()
 
-    def excuse(self, now: float) -> None:
+    def extend_deadline(self, now: float) -> None:
         """Let the peer be heard until the next heartbeat: this process has not read what it may have sent."""
-        self._liveness.excuse(now)
+        self._liveness.extend_deadline(now)
 
     def outgoing(self, now: float) -> list[Frames]:
         """The messages to send now, in order: control first, then as much bulk as the peer has room for."""

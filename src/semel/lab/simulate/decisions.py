@@ -18,8 +18,8 @@ from semel.errors import ConfigError, SemelError, ServiceError, WorkerLost
 from semel.fleet.balance import Balance
 from semel.fleet.ejection import EjectionLimits
 from semel.fleet.failover import Failover, FleetHealth
+from semel.fleet.quarantine import Content, EngineRun
 from semel.fleet.ranking import Ranking, numbers_in
-from semel.fleet.suspicion import Content, EngineRun
 from semel.lab.bench.timing import without_garbage_collection
 from semel.lab.simulate.batches import Batches
 from semel.lab.simulate.costs import MODELLED, Costs

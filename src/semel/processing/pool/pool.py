@@ -490,7 +490,7 @@ class Pool:
         logger.warning("a pool process died with status %d over %r", status, job.media)
         refusal = MediaUndecodable(f"{job.subject} crashes the process that decodes it; send it in another format")
         if status in CRASHES:
-            self._deadly.condemn(job.media, job.options, refusal, job.tenant)
+            self._deadly.quarantine(job.media, job.options, refusal, job.tenant)
             return refusal
         if status != -signal.SIGKILL:  # so the kernel ends whom it has no memory for: often not who took it
             self._deadly.suspect(job.media, job.options, refusal, job.tenant)

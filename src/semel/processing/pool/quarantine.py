@@ -60,7 +60,7 @@ class Quarantine:
             return None
         return None if record.tries_left else type(record.refusal)(str(record.refusal))
 
-    def condemn(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
+    def quarantine(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
         """Note that it crashed a process: it is not tried again for a while."""
         self._note(_name(media, options, tenant), 0, refusal)
 

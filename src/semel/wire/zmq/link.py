@@ -310,6 +310,6 @@ class FrontendLink:
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
         if self._alarm.late_s > self._deadlines.heartbeat_s or self._attempt.socket.is_waiting:
-            self._attempt.session.excuse(now)
+            self._attempt.session.extend_deadline(now)
         self._tell(self._attempt.session.tick(now))
         self._send_all(self._attempt)

@@ -351,7 +351,7 @@ class WorkerListener:
             return
         if self._alarm.late_s > self._deadlines.heartbeat_s:
             for session in self._sessions.values():
-                session.excuse(now)
+                session.extend_deadline(now)
         for identity in self._timers.pop_due(now):
             self._tell(identity, self._sessions[identity].tick(now))
             self._due[identity] = None
