@@ -6,10 +6,13 @@ is measured anew, and `semel bench serve` holds the sum to what a running host t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
 from typing import Final
 
-__all__ = ["GIB", "MIB", "Host", "Part", "memory_of"]
+__all__ = ["GIB", "MIB", "Host", "Part", "memory_of", "usable_cores"]
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -86,3 +89,16 @@ def memory_of(host: Host) -> tuple[Part, ...]:
         Part("encoder caches", host.workers * host.ranks * host.encoder_cache),
         Part("embedding tiers", host.workers * host.embedding_tier),
     )
+
+
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores(quota: Path = _QUOTA) -> int:
+    """At least 1. Quotas count: a pod that may use 2 of a host's 64 cores must not start 64 processes."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(cores, ceil(int(allowed) / int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max" in it: there is no quota
+        return cores

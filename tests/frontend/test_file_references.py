@@ -18,9 +18,9 @@ from semel.core import Digest, Feature, Keyring, Media, Tenant
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.render import file_sources
-from semel.render.concurrency import concurrently
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
+from semel.render.offload import concurrently
 from semel.store.file import StoredFile
 from semel.store.names import public_id
 from tests.frontend.rig import Rig, rig

@@ -24,7 +24,7 @@ from semel.errors import ServiceError
 from semel.processing.pool import command as command_module
 from semel.processing.pool import fork_server as fork_server_module
 from semel.processing.pool.fork_server import LOST_STATUS, ForkedProcess, ForkServer
-from semel.processing.pool.libraries import class_names
+from semel.processing.pool.preloaded_child import class_names
 from semel.processing.pool.process import PoolProcess
 from tests.processing.template_program import BALLAST_BYTES
 from tests.processing.test_pool import ended

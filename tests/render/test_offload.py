@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.render.media.long_string import LongString
+from semel.render.media.source import LongString
 from semel.render.offload import is_cheap
 
 

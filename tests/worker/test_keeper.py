@@ -34,7 +34,7 @@ from semel.engine.vllm.tier.page import TierPage
 from semel.engine.vllm.tier.shared_file import create_file, path_of
 from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.worker import keeper as module
 from semel.worker.keeper import Keeper
 

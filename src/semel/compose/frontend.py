@@ -25,7 +25,6 @@ from semel.frontend.budget import Budget
 from semel.key_files import ProcessKeys, process_keys
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
-from semel.processing.cores import usable_cores
 from semel.processing.folder import find_tokenizer
 from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.job import OfferLimits
@@ -41,6 +40,7 @@ from semel.settings import (
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
+from semel.sizing import usable_cores
 from semel.store.store import open_store
 from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
@@ -81,8 +81,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
     from semel.frontend.middleware.authentication import PROBES
     from semel.frontend.middleware.concurrency import RequestLimiter
     from semel.frontend.service import FrontendState
-    from semel.web.host_check import allowed_hosts_at
-    from semel.web.root_path import RootPath
+    from semel.web.host_check import RootPath, allowed_hosts_at
     from semel.web.server import HttpServer
 
     serving = settings.serving

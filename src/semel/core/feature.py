@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from msgspec import Struct
 
 from semel.core.layout import Layout
-from semel.core.media import Modality
+from semel.core.prompt import Modality
 
 __all__ = ["DTYPE_BYTES", "Feature", "FeatureInfo", "Origin", "Tensor"]
 

@@ -10,12 +10,35 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final, Self, overload
+from typing import Final, Literal, Self, overload
 
 from semel.core.digest import Digest
-from semel.core.media import Modality
 
-__all__ = ["Item", "Mask", "Placeholder", "Prompt", "Timeline"]
+__all__ = ["Item", "Mask", "Media", "Modality", "Placeholder", "Prompt", "Timeline"]
+
+Modality = Literal["audio", "image", "video"]
+
+_SHOWN_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Media:
+    """The bytes of one image, clip or video as received, with the type that the request states."""
+
+    modality: Modality
+    data: bytes
+    mime: str | None = None
+    """The type that the sender states. Messages show it; decoding never trusts it."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it has in memory."""
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        mime = "unknown type" if self.mime is None else repr(self.mime[:_SHOWN_CHARS])  # a client's text, in a log line
+        return f"Media({self.modality}, {mime}, {len(self.data):,} bytes)"
+
 
 _NEVER: Final = 1 << 62  # past the end of any prompt
 _NEIGHBOURS: Final = 4  # average number of placeholders per mark of a timeline's table

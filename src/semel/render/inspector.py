@@ -14,9 +14,9 @@ from functools import partial
 from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
-from semel.render.concurrency import concurrently
 from semel.render.media.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
 from semel.render.media.source_fetch import Spend
+from semel.render.offload import concurrently
 
 __all__ = ["Inspector"]
 

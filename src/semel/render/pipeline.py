@@ -23,7 +23,6 @@ from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceErr
 from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer
 from semel.render.chat.request import ChatRequest, tokenize_chat
-from semel.render.concurrency import concurrently
 from semel.render.file_sources import FileSources
 from semel.render.inspector import Inspector
 from semel.render.media.draft import (
@@ -36,10 +35,9 @@ from semel.render.media.draft import (
     Rendered,
     nothing_known,
 )
-from semel.render.media.intent import Intent
 from semel.render.media.source import MediaFile, MediaName, Source
-from semel.render.media.source_fetch import Fetch, Spend, fetch_sources
-from semel.render.offload import is_cheap, run_if_heavy
+from semel.render.media.source_fetch import Fetch, Intent, Spend, fetch_sources
+from semel.render.offload import concurrently, is_cheap, run_if_heavy
 from semel.render.tokens.expand import expand, expand_encoder
 from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.store import Pin, no_pin

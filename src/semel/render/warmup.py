@@ -21,7 +21,7 @@ from semel.core import Media, Modality
 from semel.media.decode.warmup_media import SAMPLES
 from semel.render.chat.request import ChatRequest
 from semel.render.media.draft import ParsedRequest
-from semel.render.media.intent import Intent
+from semel.render.media.source_fetch import Intent
 from semel.render.pipeline import Pipeline
 from semel.telemetry.stages import untimed
 

@@ -14,14 +14,15 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import RequestContext, current_request
-from semel.telemetry.spans import span_trace_id
+from semel.telemetry.tracing import span_trace_id
 
 __all__ = [
     "ACCESS_LOGGER",
@@ -29,6 +30,7 @@ __all__ = [
     "JsonLines",
     "LogFormat",
     "QueuedLines",
+    "SampledLog",
     "TextLines",
     "is_json",
     "log_samples",
@@ -176,3 +178,28 @@ def _escape(text: str) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"    {_escape(line)}" for line in text.split("\n"))
+
+
+_EVERY_S: Final = 1.0
+
+
+class SampledLog:
+    """A kind of log line, at most one a second."""
+
+    def __init__(self, logger: logging.Logger, level: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._level = level
+        self._clock = clock
+        self._next_s = 0.0
+        self._left_out = 0
+
+    def log(self, message: str, *values: object, **options: object) -> None:
+        """Log the line, or count it."""
+        if (now_s := self._clock()) < self._next_s:
+            self._left_out += 1
+            return
+        self._next_s = now_s + _EVERY_S
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            message, values = message + " (and %d more like it)", (*values, left_out)
+        self._logger.log(self._level, message, *values, **options)  # type: ignore[arg-type]

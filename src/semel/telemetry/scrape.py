@@ -12,7 +12,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 
 __all__ = ["Scrape", "quantile"]
 

@@ -17,7 +17,7 @@ from semel.errors import ForeignOrigin, MisdirectedRequest, SemelError
 from semel.web.errors import error_response
 from semel.web.peers import is_loopback
 
-__all__ = ["HostCheck", "allowed_hosts_at", "is_allowed_host"]
+__all__ = ["HostCheck", "RootPath", "allowed_hosts_at", "is_allowed_host"]
 
 LOCAL: Final = "localhost"
 
@@ -91,3 +91,18 @@ class HostCheck:
 
 def _values(scope: Scope, header: bytes) -> list[str]:
     return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
+
+
+class RootPath:
+    """Takes a prefix off the path of every request that has it, before anything else looks at the path."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = f"/{prefix.strip('/')}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
+            scope = {**scope, "path": scope["path"][len(self._prefix) :]}
+            scope.pop("raw_path", None)  # it has the prefix, escaped in the client's own way
+        await self._app(scope, receive, send)

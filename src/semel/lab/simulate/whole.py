@@ -25,7 +25,7 @@ from semel.lab.simulate.processes import FleetSize, FrontendProcess, Host, Worke
 from semel.lab.simulate.served_engine import ModelledEngine
 from semel.lab.simulate.workload import Ask, Workload
 from semel.telemetry import Meter, metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 
 __all__ = ["Plan", "World", "run"]
 

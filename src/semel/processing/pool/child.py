@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import logging
 import os
 import resource
@@ -19,19 +20,20 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from semel.cache import Window
 from semel.core import Assembly, Feature, Media, Probes
-from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
+from semel.errors import ConfigError, MediaTooLarge, PromptTooLong, ProtocolError, SemelError, ServiceError
 from semel.media import Pieces
+from semel.media.decode.image import FORMATS
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing.folder import find_tokenizer
-from semel.processing.header import check_header
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Assemble,
@@ -68,7 +70,7 @@ from semel.processing.tensors import is_out_of_memory
 from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
 from semel.telemetry.logs import log_to_stderr
 
-__all__ = ["log_as_child", "main", "serve", "warm_up"]
+__all__ = ["check_header", "log_as_child", "main", "serve", "tokens_from_header", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -331,3 +333,29 @@ def _read(pipe: socket.socket, size: int) -> bytes:
 
 if __name__ == "__main__":
     main()
+
+
+def check_header(processor: Any, media: Media, options: Mapping[str, object], max_tokens: int) -> None:
+    """Refuse an image that alone has more tokens than the model takes, as its HF processor declares."""
+    if media.modality != "image" or (tokens := tokens_from_header(processor, media.data, options)) is None:
+        return
+    if tokens >= max_tokens:
+        raise PromptTooLong(
+            f"the image alone has {tokens:,} tokens; the model takes {max_tokens:,} with the answer: send a smaller "
+            "one, or lower min_pixels in mm_processor_kwargs"
+        )
+
+
+def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object]) -> int | None:
+    """The tokens of an image, as it lies or turned; None if they cannot be told without its pixels."""
+    from PIL import Image
+
+    if (count := getattr(processor, "_get_num_multimodal_tokens", None)) is None:
+        return None
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+        sizes = [(height, width), (width, height)]  # an EXIF orientation may turn it
+        return min(map(int, count(image_sizes=sizes, **options)["num_image_tokens"]))
+    except Exception:  # noqa: BLE001 - foreign code, given a client's file and options: processing tells what is wrong
+        return None

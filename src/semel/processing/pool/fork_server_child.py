@@ -31,7 +31,7 @@ from typing import Any, Final
 from semel.errors import ServiceError
 from semel.processing.pool.child import log_as_child
 from semel.processing.pool.command import CANNOT_FORK
-from semel.processing.pool.libraries import run_in_background
+from semel.processing.pool.preloaded_child import run_in_background
 
 __all__ = ["Forks", "check_can_fork", "main"]
 

@@ -12,9 +12,8 @@ from typing import Any, Final
 from semel.core import Digest, Media, Modality
 from semel.errors import InvalidRequest, UnknownMedia, excerpt
 from semel.render.media.json_values import kind_of, string_of
-from semel.render.media.long_string import LongString
 from semel.render.media.names import MAX_NAME_CHARS
-from semel.render.media.source import MediaFile, MediaName, Source, media_from_base64, source_from
+from semel.render.media.source import LongString, MediaFile, MediaName, Source, media_from_base64, source_from
 
 __all__ = ["MEDIA_TYPES", "NO_FILES", "Files", "name_of", "named_files", "put_media", "source_of"]
 

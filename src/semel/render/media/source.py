@@ -13,9 +13,29 @@ import pybase64
 from semel.core import Digest, Media, Modality
 from semel.errors import InvalidRequest, MediaError
 from semel.media.fetch.url import Url, parse_url
-from semel.render.media.long_string import LongString
 
-__all__ = ["MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
+__all__ = ["LongString", "MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LongString:
+    """A string of ASCII characters that have no escapes."""
+
+    data: memoryview
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, part: slice) -> str:
+        return str(self.data[part], "ascii")
+
+    def __repr__(self) -> str:
+        return f"LongString({self[:32]!r}…, {len(self):,} characters)"
+
+    def from_(self, start: int) -> LongString:
+        """The rest of the string, without a copy."""
+        return LongString(self.data[start:])
+
 
 _EXCERPT_CHARS: Final = 32
 _MAX_HEAD_CHARS: Final = 512

@@ -25,9 +25,9 @@ from semel.wire.events import Admitted, Closed, Event, Reset
 from semel.wire.handshake import NO_EPOCH
 from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
+from semel.wire.liveness import Timers
 from semel.wire.messages import INCARNATION_BYTES, NONCE_BYTES, Refusal, Status
 from semel.wire.session import Session, ToFrontend
-from semel.wire.timers import Timers
 from semel.wire.zmq.address import transport_keys
 from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, weight
 from semel.wire.zmq.sockets import ServerSockets, SessionSocket, ZmqServerSockets

@@ -25,8 +25,7 @@ from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_im
 from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.folder import code_files, find_tokenizer, runs_code
-from semel.processing.options import check_options
-from semel.processing.origin import origin_of
+from semel.processing.options import check_options, origin_of
 from semel.processing.tensors import is_out_of_memory
 
 __all__ = ["VllmProcessor"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.figures import Row, counted
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.telemetry.scrape import Scrape
 
 __all__ = ["scrape", "stage_rows"]

@@ -10,8 +10,7 @@ from semel.lab.bench.serving.bench import Bench
 from semel.lab.bench.serving.figures import Row, counted
 from semel.lab.bench.serving.procfs import pss_bytes
 from semel.lab.bench.serving.stages import scrape
-from semel.processing.cores import usable_cores
-from semel.sizing import GIB, Host, memory_of
+from semel.sizing import GIB, Host, memory_of, usable_cores
 from semel.telemetry import metrics
 
 __all__ = ["memory"]

@@ -26,7 +26,7 @@ from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
 from semel.lab.bench.serving.scenarios.evicted import Turn, added_rows, worker_metrics
 from semel.lab.bench.serving.servers import Server, vllm_again
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.telemetry.scrape import Scrape
 
 __all__ = ["encoder_inputs", "restart", "restart_flags", "running_store"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 
 __all__ = ["PANELS", "Panel", "dashboard"]
 
