@@ -127,9 +127,9 @@ def _runs(settings: SimulateSettings, costs: Costs) -> dict[str, Figures]:
 
 
 def _decisions(settings: SimulateSettings, costs: Costs, *, is_round_robin: bool) -> Figures:
-    from semel.lab.simulate.cut import CellWorkload, sizes_of_cells
     from semel.lab.simulate.decisions import Decisions, Sizes
     from semel.lab.simulate.figures import Figures
+    from semel.lab.simulate.members import CellWorkload, sizes_of_cells
     from semel.lab.simulate.traces import load_workload
 
     faults = [_fault(text) for text in settings.fault]

@@ -21,12 +21,11 @@ from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.quarantine import Content, EngineRun
 from semel.fleet.ranking import Ranking, numbers_in
 from semel.lab.bench.timing import without_garbage_collection
-from semel.lab.simulate.batches import Batches
+from semel.lab.simulate.batches import Batches, Kernel
 from semel.lab.simulate.costs import MODELLED, Costs
 from semel.lab.simulate.engine import Job, Prompts
 from semel.lab.simulate.faults import Broken, Crash, Fault, Join, Slow
 from semel.lab.simulate.figures import Figures
-from semel.lab.simulate.kernel import Kernel
 from semel.lab.simulate.members import AT_ONCE_S, ModelledRequest, ModelledWorker, Remakes, SilentHealth, Sizes
 from semel.lab.simulate.view import FleetView, FrontendView, name_of
 from semel.lab.simulate.workload import Ask, Item, Workload, digest_of
