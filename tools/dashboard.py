@@ -17,7 +17,7 @@ _WIDTH: Final = 8
 _HEIGHT: Final = 7
 _COLUMNS: Final = 3
 _LEGEND: Final = {"displayMode": "table", "placement": "right", "showLegend": True, "calcs": ["lastNotNull"]}
-"""Beside the curves, with the last value of each."""
+"""Next to the curves, with the last value of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ def left_behind(run: Decisions) -> list[str]:
         run._view.tell(worker.number, 0)
         told = {
             digest
-            for digest in run._view.news.announced._sets
-            if run._view.news.announced.get(digest) >> worker.number & 1
+            for digest in run._view.updates.announced._sets
+            if run._view.updates.announced.get(digest) >> worker.number & 1
         }
         if told != set(worker.items):
             found.append(f"directory of {worker.number}")
@@ -85,7 +85,7 @@ def test_every_request_ends_and_nothing_is_left(seed: int) -> None:
 
 def test_a_drop_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run = fleet(1, sizes=Sizes(5, 5, engine=SMALL))
-    monkeypatch.setattr(run._view.news, "drop", lambda *_: None)
+    monkeypatch.setattr(run._view.updates, "drop", lambda *_: None)
     run.run()
     assert any(one.startswith("directory") for one in left_behind(run))
 

@@ -84,7 +84,7 @@ def held_equal(seed: int, kind: type[FleetView] = FleetView) -> bool:  # noqa: C
                 for digest in digests:
                     if digest not in apart.held[worker]:
                         apart.held[worker].add(digest)
-                        view.news.hold(worker, digest)
+                        view.updates.hold(worker, digest)
                 _tell_one(apart, view, peers[frontend], frontend, worker)
             case "end" if under_way:
                 frontend, worker, _ = under_way.pop(rng.randrange(len(under_way)))
@@ -96,7 +96,7 @@ def held_equal(seed: int, kind: type[FleetView] = FleetView) -> bool:  # noqa: C
                 if apart.held[worker]:
                     gone = rng.choice(sorted(apart.held[worker]))
                     apart.held[worker].remove(gone)
-                    view.news.drop(worker, gone)
+                    view.updates.drop(worker, gone)
             case "tell":
                 worker = rng.randrange(workers)
                 view.tell(worker, sum(one[worker] for one in apart.unanswered))
@@ -223,9 +223,9 @@ def test_a_lost_worker_leaves_nothing_behind() -> None:
     view, peer = FleetView(3), FrontendView(1 << 30, 1, None)
     for worker in range(3):
         view.join(worker)
-    view.news.hold(1, ITEMS[0])
+    view.updates.hold(1, ITEMS[0])
     view.tell(1, 0)
-    view.news.hold(1, ITEMS[1])
+    view.updates.hold(1, ITEMS[1])
     view.link(peer, 1).unanswered += 1
     view.tell_one(peer, 1, 1)
     assert view.holders(peer, ITEMS[0]) == view.holders(peer, ITEMS[1]) == 0b010

@@ -14,7 +14,7 @@ from typing import Final, Self
 from semel.telemetry import metrics
 from tests.fleet.counters import Counts, settled
 from tests.fleet.driving import Driver, Reference, Tally, ask_alone
-from tests.fleet.plan import Repeats, pictures, plan_repeats
+from tests.fleet.plan import Repeats, draw_images, plan_repeats
 from tests.fleet.processes import ROUND_ROBIN, Fleet, Node
 from tests.serve.served import sum_of, until
 
@@ -108,7 +108,7 @@ async def compare(fleet: Fleet, frontends: Frontends, load: Repeats, *, rounds: 
     """Rounds of a load, each time through one kind of frontends after the other; every round has other images."""
     found: dict[str, Figures] = {}
     for number in range(rounds):
-        images = pictures(load.images, seed=load.seed + number)
+        images = draw_images(load.images, seed=load.seed + number)
         urls = [node.url for node in frontends["semel"]]
         reference = await ask_alone(urls, load.chats(), images, tokens=load.tokens)
         for name in list(frontends)[:: 1 if number % 2 == 0 else -1]:

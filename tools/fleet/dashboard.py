@@ -25,7 +25,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
 from semel.lab.testing.models import build
 from tests.fleet.driving import Driver, Tally, ask_alone
-from tests.fleet.plan import Load, pictures, plan
+from tests.fleet.plan import Load, draw_images, plan
 from tests.fleet.processes import Fleet, running_fleet
 from tests.telemetry.prometheus import Prometheus, running_prometheus
 from tools.dashboard import PANELS, Panel
@@ -71,7 +71,7 @@ def _line(legend: str, series: Mapping[str, Any], began: float) -> Line:
 async def drive(fleet: Fleet, requests: int) -> tuple[Tally, float]:
     """A load in whose midst a worker is killed; its tally, and when it began."""
     load = Load(requests)
-    images = pictures(load.images)
+    images = draw_images(load.images)
     reference = await ask_alone(fleet.urls, load.chats(), images)
     began = time.time()
     driver = Driver(fleet.urls, images, reference, at_a_time=load.at_a_time)

@@ -37,7 +37,7 @@ from semel.lab.bench.serving.scenarios.restart import restart_flags
 from semel.lab.testing.models import build
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.embeddings.redis import Redis, running_redis
-from tests.fleet.plan import pictures
+from tests.fleet.plan import draw_images
 from tests.fleet.processes import Fleet, Node, running_fleet
 from tests.serve.served import image_url, sum_of
 
@@ -198,7 +198,7 @@ class Traffic:
         fields: dict[str, Any] = {"max_tokens": 4}
         match number % 5:
             case 1:
-                content = [image_url(pictures(1, seed=self._seed + number)[0]), {"type": "text", "text": "What?"}]
+                content = [image_url(draw_images(1, seed=self._seed + number)[0]), {"type": "text", "text": "What?"}]
             case 2:
                 part = {"type": "file", "file": {"file_id": self._world.file_id}}
                 content = [part, {"type": "text", "text": f"What is {number}?"}]
@@ -451,7 +451,7 @@ def running(home: Path, aborts: int, *, has_engines: bool) -> Iterator[World]:
         with running_fleet(
             model, frontends=2, worker_flags=worker_flags, frontend_flags=frontend_flags, has_engines=has_engines
         ) as fleet:
-            stored = upload(fleet.urls[0], pictures(1, seed=99)[0])
+            stored = upload(fleet.urls[0], draw_images(1, seed=99)[0])
             assert stored.status_code == 200, stored.text
             yield World(fleet, redis, disk, stored.json()["id"], aborts, has_engines)
 

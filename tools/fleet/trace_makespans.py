@@ -1,4 +1,4 @@
-"""`python -m tools.fleet.trace_makespans [TRACES] [FIRST_SEED]`: large fleets beside round robin, on drawn traces.
+"""`python -m tools.fleet.trace_makespans [TRACES] [FIRST_SEED]`: large fleets next to round robin, on drawn traces.
 
 The traces of `trace`, with 11 to 100 workers. They are simulated with one balance for each frontend, as in a process,
 and not with one for each request: a hundred times as fast, and the same choices.
@@ -57,10 +57,10 @@ def makespan(trace: Trace, balance: type[Balance] = Balance) -> float:
     encoded: list[set[Digest]] = [set() for _ in range(workers)]
     met: list[set[bytes]] = [set() for _ in range(workers)]
     free = [0.0] * workers
-    news: list[tuple[float, int, int, int, int, tuple[Digest, ...]]] = []
+    updates: list[tuple[float, int, int, int, int, tuple[Digest, ...]]] = []
     for number, request in enumerate(trace.requests):
-        while news and news[0][0] <= request.at:
-            _, _, place, worker, change, items = heappop(news)
+        while updates and updates[0][0] <= request.at:
+            _, _, place, worker, change, items = heappop(updates)
             frontends[place].learn(worker, change, items)
         ours = frontends[request.frontend]
         held = [workers for item in request.items if (workers := ours.held.get(item))]
@@ -73,10 +73,10 @@ def makespan(trace: Trace, balance: type[Balance] = Balance) -> float:
         for place, frontend in enumerate(frontends):
             if frontend is ours:
                 frontend.learn(worker, 1, request.items)
-                heappush(news, (end, number, place, worker, -1, ()))
+                heappush(updates, (end, number, place, worker, -1, ()))
             else:
-                heappush(news, (request.at + LAG_S, number, place, worker, 1, request.items))
-                heappush(news, (end + LAG_S, number, place, worker, -1, ()))
+                heappush(updates, (request.at + LAG_S, number, place, worker, 1, request.items))
+                heappush(updates, (end + LAG_S, number, place, worker, -1, ()))
     return max(free)
 
 

@@ -1,4 +1,4 @@
-"""`python -m tools.simulate.scenarios [SEEDS]`: what balancing must keep to in a fleet of 100, beside the old rule.
+"""`python -m tools.simulate.scenarios [SEEDS]`: what balancing must keep to in a fleet of 100, next to the old rule.
 
 The workload is that of docs/operate/scale.md: conversations of about six turns, eight seconds apart, with images
 of one size.

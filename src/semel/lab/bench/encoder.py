@@ -1,6 +1,6 @@
 """`semel bench encoder`: vLLM's encoder bookkeeping and semel's, in one run.
 
-The classes are called as vLLM's scheduler calls them. No model runs, so the figures are the scheduler's processor time
+The classes are called as vLLM's scheduler calls them. No model runs, so the figures are the scheduler's CPU time
 only: the accelerator may be idle during that time in each step.
 """
 

@@ -199,7 +199,7 @@ def _ledgers() -> Iterator[Check]:
 
 
 def _resuming() -> Check:
-    """What a session costs that broke for a second, beside one that begins with nothing."""
+    """What a session costs that broke for a second, next to one that begins with nothing."""
     items = user_like(_MANY_ITEMS + _CHANGES)
     old, new = list(items)[:_CHANGES], list(items)[-_CHANGES:]
     holdings = _holdings({digest: items[digest] for digest in items if digest not in new})

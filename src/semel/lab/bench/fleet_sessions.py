@@ -51,7 +51,7 @@ _MAX_S: Final = 600.0
 _SETTLE_S: Final = _DEADLINES.active_s + 2.0
 _ROUNDS: Final = 20
 _ROUND_S: Final = 0.3
-"""Longer than the time between two rounds of news."""
+"""Longer than the time between two rounds of updates."""
 
 _MAX_IDLE: Final = 3.0
 _MAX_TELLING_US: Final = 20.0
@@ -146,7 +146,7 @@ class _Worker:
 
 
 class _Gaps:
-    """The processor time of each iteration of the loop: what anybody else waits for."""
+    """The CPU time of each iteration of the loop: what anybody else waits for."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -198,7 +198,7 @@ async def _measure(
         resets = worker.admitted - sessions
         tell(f"{sessions:,} sessions, idle")
         idle, io = await _idle(worker, options.seconds)
-        tell(f"{sessions:,} sessions, {_ROUNDS} rounds of news")
+        tell(f"{sessions:,} sessions, {_ROUNDS} rounds of updates")
         telling = asyncio.run_coroutine_threadsafe(worker.tell_loads(_ROUNDS), worker.loop)
         telling_s = await asyncio.wrap_future(telling) - idle * _ROUNDS * _ROUND_S
         for task in tasks:
@@ -255,7 +255,7 @@ def _threads() -> set[str]:
 
 
 def _cpu_s(threads: set[str]) -> float:
-    """The processor time of threads of this process."""
+    """The CPU time of threads of this process."""
     return sum(int(Path(f"/proc/self/task/{one}/schedstat").read_text().split()[0]) for one in threads) / 1e9
 
 

@@ -161,7 +161,7 @@ def _memory_bytes(pid: int) -> int:
 
 
 def _cpu_s(pid: int) -> float:
-    """The processor time of a process, without its children."""
+    """The CPU time of a process, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""A simulated run beside a measured one of the same requests (`--against`).
+"""A simulated run next to a measured one of the same requests (`--against`).
 
 A recorded run has the requests in order, with the frontend that each went to, how many were asked at a time, and what
 was measured. It is simulated round by round, with empty caches each time, as it was run.
@@ -162,7 +162,7 @@ def fit(recorded: RecordedRun, costs: Costs, seed: int = 0) -> Costs:
 
 
 def compare(recorded: RecordedRun, simulated: dict[str, float]) -> list[Comparison]:
-    """Every figure of a recorded run beside the simulated one."""
+    """Every figure of a recorded run next to the simulated one."""
     limits: dict[str, float | None] = dict.fromkeys(_COUNTERS, _COUNTER_SHARE)
     limits |= _TIMES if recorded.engines == "modelled" else dict.fromkeys(_TIMES)
     return [

@@ -238,7 +238,7 @@ class Decisions:
 
     def _begin(self, request: ModelledRequest) -> None:
         """The engine has all that it needs: it takes the request, and the frontend is told what it holds now."""
-        worker, news = request.worker, self._view.news
+        worker, updates = request.worker, self._view.updates
         if request not in worker.requests:
             return
         for digest, item in request.digests.items():
@@ -246,9 +246,9 @@ class Decisions:
             if worker.items.get(digest) is None:
                 evicted = worker.items.put(digest, item)
                 if digest in worker.items:
-                    news.hold(worker.number, digest)
+                    updates.hold(worker.number, digest)
                 for gone in evicted:
-                    news.drop(worker.number, gone)
+                    updates.drop(worker.number, gone)
         request.arrive()
         self.figures.to_frontends["Accepted"].count(1, _ACCEPTED)
         self._tell_at_once(request)

@@ -140,14 +140,14 @@ class Figures:
             "to_frontends": _flows(self.to_frontends),
         }
 
-    def print_table(self, console: Console, title: str, beside: Figures | None = None, heading: str = "") -> None:
-        """A table, with those of another run beside it if there is one."""
+    def print_table(self, console: Console, title: str, other: Figures | None = None, heading: str = "") -> None:
+        """A table, with those of another run next to it if there is one."""
         table = Table(title=title, title_justify="left")
         table.add_column("")
         table.add_column("semel", justify="right")
-        if beside is not None:
+        if other is not None:
             table.add_column(heading, justify="right")
-        others = None if beside is None else beside.rows()
+        others = None if other is None else other.rows()
         for place, (name, value) in enumerate(self.rows()):
             table.add_row(name, value, *([] if others is None else [others[place][1]]))
         console.print(table)

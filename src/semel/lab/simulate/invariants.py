@@ -1,8 +1,8 @@
 """What must be so at the end of every simulated run, when all requests have ended and all faults are over.
 
 Every request was answered once or told why. Every frontend is linked to every worker, and knows exactly what it holds.
-Nothing is left of any request: on a desk, in notes, in transfers, in an engine. Every byte that was sent was read, or
-was lost by a fault. Without a fault no session ends.
+Nothing is left of any request: in an intake, in notes, in transfers, in an engine. Every byte that was sent was read,
+or was lost by a fault. Without a fault no session ends.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def _left_at_worker(worker: WorkerProcess, frontends: int) -> Iterator[str]:
     desk, engine = worker.worker._desk, worker.engine
     residency = engine.model.residency
     left = {
-        "requests on the desk": len(desk),
-        "bytes on the desk": desk.nbytes,
-        "sessions on the desk": len(desk._sessions),
+        "requests in the intake": len(desk),
+        "bytes in the intake": desk.nbytes,
+        "sessions in the intake": len(desk._sessions),
         "requests": sum(map(len, worker.worker._frontends.values())),
         "requests in the engine": engine.model.jobs + len(engine._streams),
         "embeddings in use": residency.capacity - residency.free - residency.reclaimable,

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 AT_ONCE_S: Final = 0.02
-"""With news as often as this, workers tell everybody of items as soon as they have them."""
+"""With updates as often as this, workers tell everybody of items as soon as they have them."""
 
 _CLAIM_S: Final = 0.25
 """For work that takes less, waiting for somebody else who does it does not pay."""

@@ -19,7 +19,7 @@ _SIZE: Final = (7.5, 3.2)
 
 
 def draw(runs: Mapping[str, Figures], folder: Path) -> list[Path]:
-    """Draw the plots of one run, or of two beside each other. Returns their files."""
+    """Draw the plots of one run, or of two next to each other. Returns their files."""
     try:
         import matplotlib.figure
     except ImportError:

@@ -21,7 +21,7 @@ from semel.fleet.ranking import Ranking
 from semel.lab.simulate.workload import Item
 from semel.ledger import Holders
 
-__all__ = ["FleetView", "FrontendView", "Link", "News", "QuickRanking", "SharedRanking", "name_of", "number_of"]
+__all__ = ["CacheUpdates", "FleetView", "FrontendView", "Link", "QuickRanking", "SharedRanking", "name_of", "number_of"]
 
 _KEYS: Final = 1 << 20
 _MASK: Final = (1 << 64) - 1
@@ -93,7 +93,7 @@ def _mixed(word: int) -> int:
     return word ^ word >> 31
 
 
-class News:
+class CacheUpdates:
     """The changes of all workers, and how far everybody knows of them."""
 
     def __init__(self, workers: int) -> None:
@@ -118,7 +118,7 @@ class News:
         self._number[worker] += 1
         self._recent[worker].setdefault(digest, []).append((self._number[worker], is_present))
 
-    def tell(self, worker: int) -> tuple[int, int]:
+    def publish(self, worker: int) -> tuple[int, int]:
         """Everybody is told of a worker's changes. Returns how many items it has now, and how many no more."""
         recent, bit = self._recent[worker], 1 << worker
         have = gone = 0
@@ -233,7 +233,7 @@ class FleetView:
     """All frontends and what they know."""
 
     def __init__(self, workers: int, balance: Callable[[Ranking], Balance] = Balance) -> None:
-        self.news = News(workers)
+        self.updates = CacheUpdates(workers)
         self.serving = 0
         """The set of workers that serve."""
 
@@ -256,7 +256,7 @@ class FleetView:
         self.serving &= ~(1 << worker)
         self._names.discard(name_of(worker))
         self._balance.remove(worker)
-        self.news.clear(worker, items)
+        self.updates.clear(worker, items)
         for frontend in self._peers[worker]:
             del frontend.links[worker]
             frontend.ahead.pop(worker, None)
@@ -285,23 +285,23 @@ class FleetView:
                 idle.append(frontend)
         for frontend in idle:
             del peers[frontend], frontend.links[worker]
-        return self.news.tell(worker)
+        return self.updates.publish(worker)
 
     def tell_one(self, frontend: FrontendView, worker: int, running: int) -> None:
         """A frontend is told at once, with an answer of the worker to it."""
         if (link := frontend.links.get(worker)) is not None:
             link.hear(running)
-            link.number = frontend.ahead[worker] = self.news.number(worker)
+            link.number = frontend.ahead[worker] = self.updates.number(worker)
 
     def holders(self, frontend: FrontendView, digest: Digest) -> int:
         """The workers that have an item, or are about to get it from this frontend."""
-        found = self.news.holders(digest, frontend.ahead)
+        found = self.updates.holders(digest, frontend.ahead)
         return found | frontend.sent.get(digest) | frontend.pending.get(digest)
 
     def knows(self, frontend: FrontendView, worker: int, digest: Digest) -> bool:
         """Whether a request may name an item without sending it."""
         is_sent = frontend.sent.get(digest) >> worker & 1
-        return bool(is_sent) or self.news.holds(worker, digest, frontend.ahead.get(worker, 0))
+        return bool(is_sent) or self.updates.holds(worker, digest, frontend.ahead.get(worker, 0))
 
     def choose(
         self, frontend: FrontendView, digests: Sequence[Digest], prefix: bytes = b"", *, without: int = 0

@@ -31,7 +31,7 @@ __all__ = ["Plan", "World", "run"]
 
 _SAMPLE_S: Final = 1.0
 _SETTLE_S: Final = 15.0
-"""Until links are open again after the last fault, and all news have come."""
+"""Until links are open again after the last fault, and all updates have come."""
 
 _LIMIT_S: Final = 900.0
 """How long an answer may take. Nobody waits so long: the request counts as lost."""

@@ -152,7 +152,7 @@ async def _speed(servers: Running, names: Sequence[str], flags: Sequence[str]) -
 
 
 def speed_of(rows: Sequence[Row], flags: Sequence[str] = ()) -> Section:
-    """The figures beside bare vLLM's, and the limits that are not kept.
+    """The figures next to bare vLLM's, and the limits that are not kept.
 
     Without a prefix cache the engine computes the prompt of a repeated image each time, on both sides: most of what the
     image adds is vLLM's, and its limit means nothing.

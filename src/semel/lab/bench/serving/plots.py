@@ -109,7 +109,7 @@ def _way(name: str) -> str:
 
 
 def _draw_turns(canvas: Canvas, drawing: Drawing) -> None:
-    """Lines over the turns: beside vLLM's server, and beside its engine in process on a scale of its own."""
+    """Lines over the turns: next to vLLM's server, and next to its engine in process on a scale of its own."""
     panels = [[row for row in drawing.rows if (_FLOOR in row.name) is is_floor] for is_floor in (False, True)]
     panels = [panel for panel in panels if panel]
     for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):

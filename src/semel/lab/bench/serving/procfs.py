@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["context_switches", "descendants", "processor_s", "pss_bytes", "run_s", "words_of"]
+__all__ = ["context_switches", "cpu_s", "descendants", "pss_bytes", "run_s", "words_of"]
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _SWITCHES: Final = re.compile(r"_switches:\s+(\d+)")
@@ -37,8 +37,8 @@ def words_of(pid: int) -> list[str]:
         return []
 
 
-def processor_s(pids: Iterable[int]) -> float:
-    """The processor time of these processes since their start, in steps of the kernel's tick (10 ms)."""
+def cpu_s(pids: Iterable[int]) -> float:
+    """The CPU time of these processes since their start, in steps of the kernel's tick (10 ms)."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -21,8 +21,7 @@ _SHORT: Final = (
     ("what the image adds", "image adds"),
     ("what the eviction adds", "eviction adds"),
     ("what the restart adds", "restart adds"),
-    ("processor time of all processes", "CPU time"),
-    ("processor time", "CPU time"),
+    ("CPU time of all processes", "CPU time"),
 )
 """What a table says in fewer words than the name of a row, so that it fits 80 columns."""
 

@@ -1,4 +1,4 @@
-"""Screens as an agent sees them: windows, lines of text, a picture. Pure: a function of the run's seed.
+"""Screens as an agent sees them: windows, lines of text, an image. Pure: a function of the run's seed.
 
 A PNG of one has 150 to 400 KB, as a screenshot of a desktop has.
 """
