@@ -88,7 +88,7 @@ def helm(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def render(values: Path | None = None, *flags: str, chart: Path = CHART) -> list[Object]:
-    """The objects of a release; a `ValueError` with Helm's words if there are none."""
+    """Return the objects of a release; a `ValueError` with Helm's words if there are none."""
     done = helm("template", "demo", chart, "--namespace", "ml", *(("--values", values) if values else ()), *flags)
     if done.returncode:
         raise ValueError(done.stderr)
@@ -96,7 +96,7 @@ def render(values: Path | None = None, *flags: str, chart: Path = CHART) -> list
 
 
 def faults_in(objects: Sequence[Object], version: str = VERSIONS[1]) -> list[str]:
-    """All that is wrong with them for a version of Kubernetes, each with the name of its object."""
+    """Return all that is wrong with them for a version of Kubernetes, each with the name of its object."""
     checks: dict[str, Callable[[Object, Sequence[Object]], Iterable[str]]] = {
         "Deployment": _deployment_faults,
         "Service": _service_faults,
@@ -166,7 +166,7 @@ def _scaler_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _scaled_object_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
-    """Those of any scaler, and queries of other metrics or other pods than those of its Deployment."""
+    """Yield the faults of any scaler, and queries of other metrics or other pods than those of its Deployment."""
     yield from _scaler_faults(one, objects)
     known = {metric.name for metric in METRICS} | {"vllm:num_requests_waiting"}
     target, namespace = one["spec"]["scaleTargetRef"]["name"], one["metadata"]["namespace"]
@@ -258,7 +258,7 @@ def _flag_faults(container: Object, pod: Object, objects: Sequence[Object]) -> I
 
 
 def _parsed(name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Sequence[str]]:
-    """What a command's own flags say, and what it would hand on to vLLM."""
+    """Return what a command's own flags say, and what it would hand on to vLLM."""
     command = root_command().commands[name]
     parsed = command.make_context(name, [*arguments])
     values = {}

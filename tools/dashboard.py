@@ -33,7 +33,7 @@ class Panel:
 
 
 def _rate(metric: Metric, by: str = "", only: str = "") -> str:
-    """How much a second."""
+    """Return how much a second."""
     return f"sum{f' by ({by}) ' if by else ''}(rate({metric.name}{only}[$__rate_interval]))"
 
 
@@ -166,7 +166,7 @@ PANELS: Final = (
 
 
 def dashboard() -> str:
-    """The dashboard in Grafana's JSON, ready for import."""
+    """Return the dashboard in Grafana's JSON, ready for import."""
     panels = [_panel(number, panel) for number, panel in enumerate(PANELS)]
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     body = {

@@ -164,7 +164,7 @@ FIGURES: Final[dict[str, Figures]] = {
 
 
 def commands_of(page: str) -> Iterator[str]:
-    """The commands of a page that measure: in back quotes, or behind the prompt of a console."""
+    """Yield the commands of a page that measure: in back quotes, or behind the prompt of a console."""
     for words in re.findall(r"`([^`\n]+)`", page) + re.findall(r"^\$ (.+)$", page, re.MULTILINE):
         command = words.partition("#")[0].strip()
         if command.startswith(MEASURING):

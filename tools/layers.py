@@ -57,7 +57,7 @@ BEGIN, END = "<!-- layers: python -m tools.layers -->\n", "<!-- /layers -->\n"
 
 @cache
 def modules() -> Mapping[str, Path]:
-    """Every module of semel by its full name."""
+    """Return every module of semel by its full name."""
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
@@ -99,7 +99,7 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The text of a page with the table as it should be."""
+    """Return the text of a page with the table as it should be."""
     before, _, rest = page.partition(BEGIN)
     return before + table() + rest.partition(END)[2]
 

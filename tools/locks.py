@@ -93,7 +93,7 @@ class Locked:
 
 
 def locked(text: str) -> list[Locked]:
-    """The entries of a lock, in their order."""
+    """Return the entries of a lock, in their order."""
     return [_entry(match) for match in _ENTRY.findall(text)]
 
 
@@ -124,7 +124,7 @@ def _applicable(project: Mapping[str, Any], extras: Sequence[str]) -> Iterator[R
 
 
 def faults(entries: Sequence[Locked], needed: Sequence[Requirement], pins: Mapping[str, str]) -> list[str]:
-    """Where a lock is not what it should be, as sentences."""
+    """Return where a lock is not what it should be, as sentences."""
     versions = {entry.name: entry.version for entry in entries}
     twice = sorted({entry.name for entry in entries if [other.name for other in entries].count(entry.name) > 1})
     return [
@@ -169,7 +169,7 @@ def _write(uv: Path, lock: Lock, folder: Path, options: argparse.Namespace) -> b
 
 
 def _compiled(uv: Path, lock: Lock, folder: Path, before: str) -> str:
-    """What uv resolves on the containers' platform, wheels only; versions of `before` that fit are kept."""
+    """Return what uv resolves on the containers' platform, wheels only; versions of `before` that fit are kept."""
     output = folder / lock.path.name
     output.write_text(before)
     source, overrides = folder / "requirements.in", folder / "overrides.in"

@@ -20,7 +20,7 @@ _MAIN: Final = "main"
 
 
 def changed_files(root: Path = ROOT) -> list[str]:
-    """What differs from where the branch left `main`, committed or not, new files too."""
+    """Return what differs from where the branch left `main`, committed or not, new files too."""
     base = _git(root, "merge-base", "HEAD", _MAIN) or ["HEAD"]
     return _git(root, "diff", "--name-only", base[0]) + _git(root, "ls-files", "--others", "--exclude-standard")
 
@@ -41,7 +41,7 @@ def selected_tests(changed: Iterable[str], imports: Mapping[str, frozenset[str]]
 
 
 def imports_of(source: Path) -> dict[str, frozenset[str]]:
-    """Every module of `semel`, and what it imports of it."""
+    """Return every module of `semel`, and what it imports of it."""
     return {_module_of(file.relative_to(source.parent)): frozenset(_imported(file)) for file in source.rglob("*.py")}
 
 

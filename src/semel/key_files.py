@@ -47,7 +47,7 @@ class TransportSource:
     file: Path | None = None
 
     def load(self) -> TransportKeys:
-        """The keys that are in the file now."""
+        """Return the keys that are in the file now."""
         assert self.file is not None
         return read_transport_keys(self.file, self.keys.role)
 

@@ -40,7 +40,7 @@ class ShutdownSignal:
 
     @property
     def is_requested(self) -> bool:
-        """Whether it should end."""
+        """Return whether it should end."""
         return self._requested.is_set()
 
     async def wait(self, *tasks: asyncio.Task[None]) -> bool:

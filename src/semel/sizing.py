@@ -72,7 +72,7 @@ class Part:
 
 
 def memory_of(host: Host) -> tuple[Part, ...]:
-    """What each part of a host takes; the host takes the sum of them."""
+    """Return what each part of a host takes; the host takes the sum of them."""
     return (
         Part("semel serve, and libraries that all share", SUPERVISOR + LIBRARIES),
         Part("frontends", host.frontends * FRONTEND),

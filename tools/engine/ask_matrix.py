@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def run(name: str, folder: Path, logs: Path, options: argparse.Namespace) -> MatrixResult:
-    """One configuration, shown and written when it has ended."""
+    """Run one configuration; show and write its result when it has ended."""
     one = MATRIX[name]
     model = build(one.model, folder / "models" / one.model)
     result = run_configuration(one, model, logs / name, options.requests)

@@ -107,7 +107,7 @@ async def repeats(pipelines: Mapping[ProcessorKind, Pipeline], files: list[bytes
 
 
 def cpu_ms(work: Callable[[], None]) -> float:
-    """The CPU time of some work, in milliseconds."""
+    """Return the CPU time of some work, in milliseconds."""
     began = time.process_time()
     work()
     return (time.process_time() - began) * 1e3

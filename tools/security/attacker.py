@@ -97,7 +97,7 @@ class Attacker:
             writer.transport.abort()
 
     def head(self, method: str, path: str, *fields: str) -> bytes:
-        """The head of a request."""
+        """Return the head of a request."""
         lines = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {self.key}", *fields, "", "")
         return "\r\n".join(lines).encode()
 
@@ -123,7 +123,7 @@ def image(number: int, side: int = 28) -> dict[str, Any]:
 
 
 def png_of(number: int, side: int = 28) -> bytes:
-    """An image that no other number has."""
+    """Return an image that no other number has."""
     file = io.BytesIO()
     Image.new("RGB", (side, side), (number % 256, number // 256 % 256, number // 65_536)).save(file, "PNG")
     return file.getvalue()
@@ -134,5 +134,5 @@ def png_url(data: bytes) -> str:
 
 
 def schema(content: Mapping[str, object]) -> dict[str, object]:
-    """A response format."""
+    """Return a response format."""
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": content}}

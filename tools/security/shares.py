@@ -115,7 +115,7 @@ class Run:
     rss_bytes: int = 0
 
     def least_share(self, name: str) -> tuple[float, int]:
-        """The smallest part of an equal share of tokens over any 10 s, and that share."""
+        """Return the smallest part of an equal share of tokens over any 10 s, and that share."""
         shares, start = [], self.began + WARM_S
         while (end := start + WINDOW_S) <= self.ended:
             if self.tenants[name].always_waits(start, end):

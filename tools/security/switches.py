@@ -67,7 +67,7 @@ class Switches:
 
 
 def environment(file: Path) -> Mapping[str, str]:
-    """The variables of a server that is to have switches."""
+    """Return the variables of a server that is to have switches."""
     return {_VARIABLE: str(file), "PYTHONPATH": f"{Path(__file__).parent / 'undefended'}:{_ROOT}"}
 
 

@@ -92,7 +92,7 @@ class Probes:
         return blake3(self.catalogue.encode() + b"\0" + self.results).hexdigest()
 
     def first_difference(self, other: Probes) -> int | None:
-        """The number of the first probe of the same catalogue whose results differ."""
+        """Return the number of the first probe of the same catalogue whose results differ."""
         for start in range(0, max(len(self.results), len(other.results)), PROBE_BYTES):
             part = slice(start, start + PROBE_BYTES)
             if self.results[part] != other.results[part]:
@@ -156,7 +156,7 @@ class Field:
     """None matches any size: that dimension differs from item to item."""
 
     def admits(self, tensor: Tensor) -> bool:
-        """Whether a tensor has this dtype and shape."""
+        """Return whether a tensor has this dtype and shape."""
         return (
             tensor.dtype == self.dtype
             and len(tensor.shape) == len(self.shape)
@@ -164,7 +164,7 @@ class Field:
         )
 
     def has_form_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor has this dtype and as many dimensions."""
+        """Return whether a tensor has this dtype and as many dimensions."""
         return tensor.dtype == self.dtype and len(tensor.shape) == len(self.shape)
 
     def __str__(self) -> str:

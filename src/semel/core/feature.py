@@ -114,7 +114,7 @@ class FeatureInfo(Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, feature: Feature) -> Self:
-        """The info of a feature."""
+        """Return the info of a feature."""
         return cls(feature.modality, feature.nbytes, feature.layout)
 
     def __repr__(self) -> str:

@@ -27,22 +27,22 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
 
 
 def hash_key(key: str) -> str:
-    """The hashed form of a key, which a file of keys may have in its place."""
+    """Return the hashed form of a key, which a file of keys may have in its place."""
     return _HASHED + _sha256(key).hex()
 
 
 def is_key(text: str) -> bool:
-    """Whether a text can be a key: it fits into a header unchanged and is long enough not to be guessed."""
+    """Return whether a text can be a key: it fits into a header unchanged and is long enough not to be guessed."""
     return len(text) >= MIN_KEY_CHARS and is_sendable(text)
 
 
 def is_sendable(text: str) -> bool:
-    """Whether a text fits into a header unchanged."""
+    """Return whether a text fits into a header unchanged."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def is_hashed(text: str) -> bool:
-    """Whether a key is given in its hashed form."""
+    """Return whether a key is given in its hashed form."""
     return text.startswith(_HASHED)
 
 
@@ -64,7 +64,7 @@ class Keyring:
         return f"Keyring({len(self)} keys of {len(set(self._tenants.values()))} tenants)"
 
     def tenant(self, key: str) -> str | None:
-        """The name of the key's tenant; None for an unknown key."""
+        """Return the name of the key's tenant; None for an unknown key."""
         return self._tenants.get(self._index(_sha256(key)))
 
     def replace(self, other: Keyring) -> None:

@@ -53,7 +53,7 @@ class Layout:
 
     @classmethod
     def of_runs(cls, token_runs: bytes, mask_runs: bytes | None = None, *, max_tokens: int) -> Self:
-        """The layout of runs that somebody sent; raises ValueError if they are broken or too many."""
+        """Return the layout of runs that somebody sent; raises ValueError if they are broken or too many."""
         numbers = unpack_token_ids(token_runs)
         tokens, counts = numbers[::2], numbers[1::2]
         lengths = [] if mask_runs is None else unpack_token_ids(mask_runs)
@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def mask(self) -> Mask | None:
-        """Which positions take an embedding; None means all. Those asked for lately are one object."""
+        """Return which positions take an embedding; None means all. Those asked for lately are one object."""
         if self.mask_runs is None:
             return None
         return (_cached_mask if self._length <= _MAX_CACHED_TOKENS else _mask_of)(self.mask_runs)
@@ -119,7 +119,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_token_ids(token_ids: bytes) -> list[int]:
-    """The token ids in bytes; raises ValueError if they are not whole."""
+    """Return the token ids in bytes; raises ValueError if they are not whole."""
     if len(token_ids) % TOKEN_BYTES:
         raise ValueError(f"{len(token_ids)} bytes are no int32 token ids")
     packed = array("i", token_ids)
@@ -129,7 +129,7 @@ def unpack_token_ids(token_ids: bytes) -> list[int]:
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each value with how many times it repeats: 30 ns a value, where `itertools.groupby` takes 60."""
+    """Yield each value with how many times it repeats: 30 ns a value, where `itertools.groupby` takes 60."""
     changes = bytes(map(ne, values, values[1:]))
     starts = [0] if values else []
     at = changes.find(1)

@@ -70,7 +70,7 @@ class Mask:
         return self._counts[-1]
 
     def embed_range(self, start: int, end: int) -> tuple[int, int]:
-        """The range of embeddings for positions `[start, end)`."""
+        """Return the range of embeddings for positions `[start, end)`."""
         return self._counts[start], self._counts[end]
 
     def __eq__(self, other: object) -> bool:
@@ -109,7 +109,7 @@ class Placeholder:
         return self.length if self.mask is None else self.mask.count
 
     def embed_range(self, start: int, end: int) -> tuple[int, int]:
-        """The range of embeddings for positions `[start, end)`, counted from the placeholder's offset."""
+        """Return the range of embeddings for positions `[start, end)`, counted from the placeholder's offset."""
         if not 0 <= start <= end <= self.length:
             raise ValueError(f"[{start}, {end}) is not a sub-range of {self!r}")
         return (start, end) if self.mask is None else self.mask.embed_range(start, end)
@@ -145,7 +145,7 @@ class Timeline(Sequence[Placeholder]):
 
     @classmethod
     def encoder(cls, placeholders: Iterable[Placeholder]) -> Self:
-        """The encoder side of an encoder-decoder prompt: every item is at offset 0 (A6).
+        """Return the encoder side of an encoder-decoder prompt: every item is at offset 0 (A6).
 
         The positions belong to the encoder, not the decoder. No decoder position is past a placeholder, so a window
         begins at index 0.
@@ -157,7 +157,7 @@ class Timeline(Sequence[Placeholder]):
         return cls(checked, [0] * len(checked), [_NEVER] * len(checked))
 
     def window(self, start: int, end: int) -> tuple[int, int]:
-        """The indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
+        """Return the indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
         if start >= self._span:
             return len(self._ends), len(self._ends)
         if start < 0 or end < 0:  # before the prompt: a shift by marks would wrap around
@@ -180,7 +180,7 @@ class Timeline(Sequence[Placeholder]):
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the positions belong to the encoder, not the decoder (A6)."""
+        """Return whether the positions belong to the encoder, not the decoder (A6)."""
         return self._ends[:1] == [_NEVER]
 
     @property

@@ -36,7 +36,7 @@ _AUDIO_BRANDS: Final = (b"M4A ", b"M4B ", b"F4A ")
 
 
 def modality_of(head: bytes) -> Modality | None:
-    """The modality of a file that begins so; None if it is none that can be decoded."""
+    """Return the modality of a file that begins so; None if it is none that can be decoded."""
     for prefix, modality in _PREFIXES:
         if head.startswith(prefix):
             return modality

@@ -25,12 +25,12 @@ class Memory:
         self._lock = threading.Lock()
 
     def returns_ids(self, server: bytes) -> bool | None:
-        """Whether a server returns ids; None if it has not answered yet."""
+        """Return whether a server returns ids; None if it has not answered yet."""
         with self._lock:
             return self._returns_ids.get(server)
 
     def known(self, server: bytes, digests: Iterable[bytes | None]) -> dict[bytes, str]:
-        """The ids of these media at a server, as far as it has returned them."""
+        """Return the ids of these media at a server, as far as it has returned them."""
         with self._lock:
             found = {one: self._ids.get((server, one)) for one in digests if one is not None}
             return {digest: media_id for digest, media_id in found.items() if media_id is not None}

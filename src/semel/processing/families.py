@@ -47,7 +47,7 @@ class Family:
     """How many frames of a second of video the fast path looks at, as vLLM's loader does; None where it takes none."""
 
     def describes(self, config: Mapping[str, Any]) -> bool:
-        """Whether a model of this `model_type` is of the family; one that is not has no family of its own."""
+        """Return whether a model of this `model_type` is of the family; one that is not has no family of its own."""
         del config
         return True
 
@@ -57,7 +57,7 @@ class Family:
         return placeholder
 
     def placeholder_text(self, modality: Modality, placeholder: str) -> str:
-        """What stands in a prompt's text where the chat template has written the placeholder token."""
+        """Return what stands in a prompt's text where the chat template has written the placeholder token."""
         del modality
         return placeholder
 
@@ -70,7 +70,7 @@ class Family:
         del processor
 
     def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
-        """An item's tensors as the engine takes them, from the HF processor's, which are torch's."""
+        """Return an item's tensors as the engine takes them, from the HF processor's, which are torch's."""
         return output
 
     def item_tokens(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
@@ -79,7 +79,7 @@ class Family:
         return slice(None)
 
     def layout(self, config: Mapping[str, Any], replacement: Sequence[int]) -> Layout:
-        """The layout, from the tokens that the HF processor puts in a placeholder's place.
+        """Return the layout, from the tokens that the HF processor puts in a placeholder's place.
 
         The embedding token is the one that the replacement repeats most; without any other token there is no mask.
         """
@@ -90,7 +90,7 @@ class Family:
         return Layout(tuple(tokens), mask)
 
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
-        """What is wrong with a feature's values, if anything, that names, dtypes and shapes cannot tell."""
+        """Return what is wrong with a feature's values, if anything, that names, dtypes and shapes cannot tell."""
         del config, feature
         return None
 
@@ -110,12 +110,12 @@ class Gemma3(Family):
     """Crops would come with words before the image; vLLM advises against them, and its contract admits one size."""
 
     def placeholder_text(self, modality: Modality, placeholder: str) -> str:
-        """The placeholder between blank lines."""
+        """Return the placeholder between blank lines."""
         del modality
         return f"\n\n{placeholder}\n\n"
 
     def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The pixels, and of how many images they are."""
+        """Return the pixels, and of how many images they are."""
         import torch
 
         return {**output, "num_patches": torch.tensor([len(output["pixel_values"])])}
@@ -146,7 +146,7 @@ class Idefics3(Family):
     batched = frozenset({"num_patches"})
 
     def tensors(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The tiles of the one image, without the dimension of a batch, and how many they are."""
+        """Return the tiles of the one image, without the dimension of a batch, and how many they are."""
         import torch
 
         tiles = {name: value[0] for name, value in output.items()}
@@ -175,7 +175,7 @@ _TILES = ("pixel_values", "pixel_attention_mask", "num_patches")
 
 
 def _leading(lines: Any) -> bool:
-    """Whether every line is a run of ones, at least one, followed by zeros."""
+    """Return whether every line is a run of ones, at least one, followed by zeros."""
     return bool((lines[:, 0] == 1).all() and (lines[:, 1:] <= lines[:, :-1]).all() and (lines >= 0).all())
 
 
@@ -213,12 +213,12 @@ class Qwen2Audio(Family):
     batched = frozenset({"feature_attention_mask", "input_features"})
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
-        """The line that the family's own template writes for a clip, without its end."""
+        """Return the line that the family's own template writes for a clip, without its end."""
         del modality
         return f"Audio {index}: <|audio_bos|>{placeholder}<|audio_eos|>"
 
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
-        """A mask with holes, or one that gives another number of embeddings than the layout."""
+        """Describe a mask with holes, or one that gives another number of embeddings than the layout."""
         del config
         mask = to_torch(feature.tensors["feature_attention_mask"])
         frames = int(mask.sum())
@@ -239,7 +239,7 @@ class Qwen2VL(Family):
     batched = frozenset({"image_grid_thw", "second_per_grid_ts", "video_grid_thw"})
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
-        """The placeholder with the marks that the family's own template writes around it."""
+        """Return the placeholder with the marks that the family's own template writes around it."""
         del modality, index
         return f"<|vision_start|>{placeholder}<|vision_end|>"
 
@@ -251,7 +251,7 @@ class Qwen2VL(Family):
             images.patchify = partial(_patchify, plain)
 
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:
-        """A grid that does not tile into merged patches, or that does not count the patches that are there."""
+        """Describe a grid that does not tile into merged patches, or that does not count the patches that are there."""
         name, pixels = _GRIDS[feature.modality]
         merge = int(config["vision_config"].get("spatial_merge_size", 2))
         frames, height, width = to_torch(feature.tensors[name]).tolist()
@@ -307,7 +307,7 @@ class Whisper(Family):
     batched = frozenset({"input_features"})
 
     def layout(self, config: Mapping[str, Any], replacement: Sequence[int]) -> Layout:
-        """The encoder's positions; it has no tokens of its own, and 0 stands for each."""
+        """Return the encoder's positions; it has no tokens of its own, and 0 stands for each."""
         del replacement
         return Layout((0,) * int(config["max_source_positions"]))
 
@@ -332,6 +332,6 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a model, from its `config.json`; one without quirks has the defaults."""
+    """Return the family of a model, from its `config.json`; one without quirks has the defaults."""
     family = FAMILIES.get(config.get("model_type", ""))
     return family if family is not None and family.describes(config) else Family()

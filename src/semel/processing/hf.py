@@ -87,12 +87,12 @@ class HfProcessor:
         return loaded
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
-        """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+        """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
         self._check(media, options or {})
         return self._process(media, self._decode(media), options or {})
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
-        """The layout of the feature that `process` would make; media that `process` refuses are refused.
+        """Return the layout of the feature that `process` would make; media that `process` refuses are refused.
 
         An image is decoded, since what cannot be decoded has no layout. Where its size decides, the processor is asked
         once for every size.
@@ -128,7 +128,7 @@ class HfProcessor:
         return Feature(media.modality, {name: from_torch(tensors[name]) for name in sorted(tensors)}, layout, origin)
 
     def cut(self, media: Media) -> Pieces:
-        """A clip in pieces that the model's encoder takes, each of which can be processed."""
+        """Return a clip in pieces that the model's encoder takes, each of which can be processed."""
         heard = self.processor.feature_extractor
         return cut_audio(media.data, self.limits, sampling_rate=heard.sampling_rate, max_s=heard.chunk_length)
 
@@ -145,7 +145,7 @@ class HfProcessor:
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
+        """Return whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
         return self.family.encoder_decoder
 
     def insertion(self, modality: Modality, index: int) -> str:
@@ -153,7 +153,7 @@ class HfProcessor:
         return self.family.insertion(modality, index, self.placeholders[modality])
 
     def placeholder_text(self, modality: Modality) -> str:
-        """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
+        """Return what stands in a prompt's text where the chat template has written a modality's placeholder token."""
         return self.family.placeholder_text(modality, self.placeholders[modality])
 
     @property
@@ -167,7 +167,7 @@ class HfProcessor:
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What the processor takes."""
+        """Return what the processor takes."""
         return tuple(modality for modality, part in _PARTS.items() if getattr(self.processor, part, None) is not None)
 
     def _quicken(self) -> None:
@@ -272,7 +272,7 @@ def choose_frames(video_processor: Any, header: VideoHeader, *, fps: float) -> l
 
 
 def _describe_frames(header: VideoHeader, indices: Sequence[int] | None = None) -> Mapping[str, Any]:
-    """The fields of transformers' `VideoMetadata`."""
+    """Return the fields of transformers' `VideoMetadata`."""
     return {
         "total_num_frames": header.num_frames,
         "fps": header.fps,
@@ -299,7 +299,7 @@ class RunTokenizer:
         self._ids = {token: token_id for token, token_id in found.items() if token_id is not None}
 
     def __call__(self, text: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """The ids of a text that is a run; of any other, what the tokenizer answers."""
+        """Return the ids of a text that is a run; of any other, what the tokenizer answers."""
         if isinstance(text, list) and len(text) == 1 and not args and _is_plain(kwargs):
             ids = self._ids_of(text[0])
             if 0 < len(ids) <= self.tokenizer.model_max_length:

@@ -32,7 +32,7 @@ def check_options(options: Mapping[str, object], allowed: Collection[str], *, ma
 def origin_of(
     modality: Modality, decoded: Any, options: Mapping[str, object], metadata: Mapping[str, Any] | None = None
 ) -> Origin:
-    """The origin of an image of Pillow's, of samples, or of the frames of a video with their metadata."""
+    """Return the origin of an image of Pillow's, of samples, or of the frames of a video with their metadata."""
     if modality == "image":
         width, height = decoded.size
         shape: tuple[int, ...] = (height, width)

@@ -46,7 +46,7 @@ class EngineTokenizer:
     raw: Any
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """The token ids of each text."""
+        """Return the token ids of each text."""
         return [[*self.raw.encode(text, add_special_tokens=add_special_tokens)] for text in texts]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -54,7 +54,7 @@ class EngineTokenizer:
         return str(self.raw.decode([*token_ids], skip_special_tokens=skip_special_tokens))
 
     def vocabulary(self, placeholders: Iterable[str] = ()) -> Vocabulary:
-        """All of its tokens; `placeholders` may be ordinary ones of them."""
+        """Return all of its tokens; `placeholders` may be ordinary ones of them."""
         known: Mapping[str, int] = self.raw.get_vocab()
         numbers = sorted(set(known.values()))
         texts = dict(zip(numbers, self.raw.batch_decode([[number] for number in numbers]), strict=True))
@@ -78,7 +78,7 @@ def vocabulary_of(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> V
 
 
 def _agrees(tokenizer: EngineTokenizer, path: Path) -> bool:
-    """Whether the file gives the tokens of the engine's tokenizer, on some texts that are hard to get right."""
+    """Return whether the file gives the tokens of the engine's tokenizer, on some texts that are hard to get right."""
     import tokenizers
 
     try:

@@ -48,7 +48,7 @@ class FileSources:
     names: MediaNames = field(default_factory=MediaNames, repr=False)
 
     async def locate(self, messages: Sequence[object], tenant: Tenant) -> Files:
-        """The files that messages name, without those that the tenant does not have."""
+        """Return the files that messages name, without those that the tenant does not have."""
         if not (ids := named_files(messages)):
             return NO_FILES
         if len(ids) > _MAX_FILES:
@@ -87,7 +87,7 @@ class FileSources:
         *,
         lazily: bool,
     ) -> Sequence[Resolved]:
-        """The media of all sources; of files whose digests are known, only these, if `lazily`.
+        """Return the media of all sources; of files whose digests are known, only these, if `lazily`.
 
         A file that is named twice is read once.
         """
@@ -141,7 +141,7 @@ class FileSources:
         return ids
 
     async def read(self, tenant: Tenant, spend: Spend, pin: Pin, file: MediaFile) -> Media:
-        """The media of a file, whose bytes are spent first, and pinned while the store reads them."""
+        """Return the media of a file, whose bytes are spent first, and pinned while the store reads them."""
         found = None if self.store is None else await self.store.read(tenant.name, file.id, spend, pin)
         if found is None:
             raise UnknownMedia.of(file.where, "nobody has the media any more; send it again")
@@ -156,7 +156,7 @@ class FileSources:
         return MediaFile(source.modality, content, source.where)
 
     def _content_of(self, attachment: Attachment, tenant: Tenant) -> Digest | None:
-        """The content that an attachment names, if it does."""
+        """Return the content that an attachment names, if it does."""
         match attachment.source:
             case MediaFile(id=content):
                 return content

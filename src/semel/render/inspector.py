@@ -60,7 +60,7 @@ class Inspector:
         return Rendered(prompt, {}, partial(self.make, draft))
 
     async def features(self, draft: ParsedRequest, *, max_bytes: int, spend: Spend = _free) -> Mapping[Digest, Feature]:
-        """The features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
+        """Return the features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
 
         `spend` is called with the size of each before it is stored; the size is known only after the feature is made.
         """

@@ -19,7 +19,7 @@ _MAX_NODES: Final = 128
 
 
 def is_cheap(*values: object) -> bool:
-    """Whether the JSON in these values has few nodes, little text, and only short data URLs."""
+    """Return whether the JSON in these values has few nodes, little text, and only short data URLs."""
     text = media = nodes = 0
     pending: list[object] = list(values)
     while pending:

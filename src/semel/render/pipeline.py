@@ -205,7 +205,7 @@ class Pipeline:
         return ParsedRequest((), {}, {}, assembling)
 
     def encode(self, text: str, *, add_special_tokens: bool = False, room: TextRoom = unlimited_room) -> list[int]:
-        """The tokens of a text, made in a `room`."""
+        """Return the tokens of a text, made in a `room`."""
         with room(len(text)):
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -292,7 +292,7 @@ class Pipeline:
             raise ServiceError(f"the assembled prompt cannot be read: {error}") from error
 
     async def _make(self, draft: ParsedRequest, digest: Digest) -> Feature:
-        """The feature of an item, cached or processed. That is decided without an await."""
+        """Return the feature of an item, cached or processed. That is decided without an await."""
         if (feature := self.cache.get(digest)) is not None:
             return feature
 
@@ -313,7 +313,7 @@ class Pipeline:
     def _identify(
         self, media: Sequence[Media | MediaFile], options: Mapping[str, object], tenant: Tenant | None
     ) -> tuple[tuple[Item, ...], Mapping[Digest, Media | MediaFile]]:
-        """The items in order, and the media of each distinct item."""
+        """Return the items in order, and the media of each distinct item."""
         identities: dict[Modality, Identity] = {}
         items: list[Item] = []
         distinct: dict[Digest, Media | MediaFile] = {}
@@ -363,7 +363,7 @@ def check_chars(count: int, limit: int) -> None:
 
 
 def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
-    """A prompt without items. A placeholder token in it is refused, because it has no item (S14)."""
+    """Return a prompt without items. A placeholder token in it is refused, because it has no item (S14)."""
     if token_ids and max(token_ids) >= (size := renderer.tokenizer.vocab_size):
         raise InvalidRequest.of("prompt", f"there is no token {max(token_ids):,}, the tokenizer has {size:,}")
     placeholders = renderer.placeholder_ids()

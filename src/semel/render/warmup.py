@@ -58,7 +58,7 @@ async def warm_up(
 
 
 def _unseen(pipeline: Pipeline) -> Pipeline:
-    """The pipeline over the same cache, without metrics, and without layouts of its own."""
+    """Return the pipeline over the same cache, without metrics, and without layouts of its own."""
     return replace(
         pipeline,
         lookups=lambda *_: None,

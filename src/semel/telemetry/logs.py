@@ -75,7 +75,7 @@ def log_to_stderr(
 
 
 def is_json() -> bool:
-    """Whether this process logs JSON."""
+    """Return whether this process logs JSON."""
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
@@ -116,16 +116,16 @@ class TextLines(logging.Formatter):
         super().__init__(text)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        """The first line."""
+        """Return the first line."""
         record.message = f"{_prefix(_request(record))}{_escape(record.message)}"
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
-        """The exception and its traceback, indented."""
+        """Return the exception and its traceback, indented."""
         return _indented(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the name is logging's
-        """The stack, indented."""
+        """Return the stack, indented."""
         return _indented(stack_info)
 
 
@@ -137,7 +137,7 @@ class JsonLines(logging.Formatter):
         self._cell = cell
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -160,7 +160,7 @@ class JsonLines(logging.Formatter):
 
 
 def _request(record: logging.LogRecord) -> RequestContext | None:
-    """The request that a line is about: the one that it names (`extra={"about": …}`), or the current one."""
+    """Return the request that a line is about: the one that it names (`extra={"about": …}`), or the current one."""
     about: RequestContext | None = getattr(record, "about", None)
     return about or current_request()
 

@@ -79,11 +79,11 @@ class Meter:
         self._exported.append(_Prefixed(registry, prefix))
 
     def render(self) -> bytes:
-        """The meter's own metrics in the Prometheus text format."""
+        """Return the meter's own metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     async def scrape(self) -> bytes:
-        """All metrics, those of other registries included.
+        """Return all metrics, those of other registries included.
 
         What is watched is read on the event loop, where it changes. Other registries are safe to read from a thread,
         and may be large; scrapes that meet share one rendering of them.

@@ -95,7 +95,7 @@ class Admission:
         self._busy = 0
 
     def __len__(self) -> int:
-        """How many connections there are, without the reserved ones."""
+        """Return how many connections there are, without the reserved ones."""
         return self._total
 
     def __repr__(self) -> str:
@@ -103,18 +103,18 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether another connection can only have the place of one that there is, or a reserved one."""
+        """Return whether another connection can only have the place of one that there is, or a reserved one."""
         return self._total >= self.max_connections
 
     def by_stage(self) -> Iterator[tuple[str, int]]:
-        """How many connections there are in each stage, and in the reserve."""
+        """Yield how many connections there are in each stage, and in the reserve."""
         for stage, connections in self._evictable.items():
             yield stage.value, len(connections)
         yield Stage.BUSY.value, self._busy
         yield "reserved", len(self._reserved)
 
     def open(self, address: str, *, is_proxy: bool = False) -> Place:
-        """A place for a new connection from this address. It may cost another connection its place.
+        """Return a place for a new connection from this address. It may cost another connection its place.
 
         A proxy has connections of many clients: it has no limit of its own.
         """
@@ -147,7 +147,7 @@ class Admission:
             self._insert(place)
 
     def _victim(self, address: str, count: int) -> Place | None:
-        """The connection that is closed for one more from this address, which has `count`."""
+        """Return the connection that is closed for one more from this address, which has `count`."""
         silent, idle = self._evictable[Stage.SILENT], self._evictable[Stage.IDLE]
         found = silent.oldest_of_largest()
         if found is not None and (found.address == address or self._by_address[found.address] > count):
@@ -233,7 +233,7 @@ class _ConnectionsByAddress:
             del self._places[place.address]
 
     def oldest_of(self, address: str) -> Place | None:
-        """The oldest place of an address."""
+        """Return the oldest place of an address."""
         return next(iter(self._places.get(address, ())), None)
 
     def oldest_of_largest(self) -> Place | None:

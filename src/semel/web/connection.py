@@ -218,7 +218,7 @@ class Connection(HttpToolsProtocol):
         self._close()
 
     def _may_begin(self) -> bool:
-        """Whether the request whose head has come is answered; else it is refused here."""
+        """Return whether the request whose head has come is answered; else it is refused here."""
         is_probe = self.url.partition(b"?")[0].decode("latin-1") in self._probes
         if self._place.is_reserved and not is_probe:
             self._refuse(

@@ -23,7 +23,7 @@ LOCAL: Final = "localhost"
 
 
 def allowed_hosts_at(host: str, names: Sequence[str], *, has_keys: bool) -> tuple[str, ...]:
-    """The hosts that requests to a server at `host` may name, besides this machine's own; empty if any may.
+    """Return the hosts that requests to a server at `host` may name, besides this machine's own; empty if any may.
 
     No web page has an API key: with keys, and without names, nothing is checked.
     """

@@ -22,12 +22,12 @@ _INTERNED: Final = 1 << 14
 
 
 def runs_of(layout: Layout) -> Runs:
-    """A layout as it is sent."""
+    """Return a layout as it is sent."""
     return Runs(layout.token_runs, layout.mask_runs)
 
 
 def layouts_of(announced: Sequence[Runs]) -> list[Layout]:
-    """The layouts of a message; raises ValueError if they are broken or have too many tokens."""
+    """Return the layouts of a message; raises ValueError if they are broken or have too many tokens."""
     layouts = [
         (_interned_layout if len(runs.token_ids) + len(runs.mask or b"") <= _MAX_INTERNED_BYTES else _layout_of)(runs)
         for runs in announced
@@ -39,7 +39,7 @@ def layouts_of(announced: Sequence[Runs]) -> list[Layout]:
 
 @lru_cache(_INTERNED)
 def info_of(modality: Modality, nbytes: int, layout: Layout) -> FeatureInfo:
-    """A feature info; equal ones that were asked for lately are one object."""
+    """Return a feature info; equal ones that were asked for lately are one object."""
     return FeatureInfo(modality, nbytes, layout)
 
 

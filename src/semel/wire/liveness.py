@@ -49,7 +49,7 @@ class Liveness:
         self._began = max(self._began, now + grace_s - self._deadlines.handshake_s)
 
     def takes_beat(self, now: float) -> bool:
-        """Whether a heartbeat is due; then the next one is due later."""
+        """Return whether a heartbeat is due; then the next one is due later."""
         if self._has_acted:
             self._note_activity(now)
         if now < self._beat:
@@ -59,7 +59,7 @@ class Liveness:
         return True
 
     def fault(self, now: float) -> str | None:
-        """Why the peer is given up on, if it is."""
+        """Return why the peer is given up on, if it is."""
         if now < self._patience:
             return None
         if self._is_open:
@@ -68,12 +68,12 @@ class Liveness:
 
     @property
     def deadline(self) -> float:
-        """When the next heartbeat is due, or the peer is given up on."""
+        """Return when the next heartbeat is due, or the peer is given up on."""
         return min(self._beat, self._patience) if self._is_open else self._patience
 
     @property
     def _patience(self) -> float:
-        """When the peer is given up on if nothing is heard."""
+        """Return when the peer is given up on if nothing is heard."""
         if self._is_open:
             return self._heard + self._deadlines.silence_s
         return self._began + self._deadlines.handshake_s
@@ -120,7 +120,7 @@ class Timers(Generic[_K]):
         self._times.pop(key, None)
 
     def pop_due(self, now: float) -> list[_K]:
-        """The keys whose time has come, earliest first. They have no time until they get another."""
+        """Return the keys whose time has come, earliest first. They have no time until they get another."""
         due = []
         while self.next <= now and self._heap:
             _, _, key = heappop(self._heap)

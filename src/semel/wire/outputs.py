@@ -21,12 +21,12 @@ _NONE: Final = Details()
 
 
 def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
-    """The deltas of one output of a request: several if it has many log probabilities (S18)."""
+    """Return the deltas of one output of a request: several if it has many log probabilities (S18)."""
     return (delta_of(request_id, piece) for piece in _pieces(output))
 
 
 def is_large(delta: Delta) -> bool:
-    """Whether a delta may be long: the last delta of a parsed answer contains the whole answer."""
+    """Return whether a delta may be long: the last delta of a parsed answer contains the whole answer."""
     if delta.logprobs is not None or len(delta.token_ids) > _SMALL_DELTA_TOKENS:
         return True
     if (details := delta.details) is None:
@@ -35,7 +35,7 @@ def is_large(delta: Delta) -> bool:
 
 
 def delta_of(request_id: str, output: Output) -> Delta:
-    """The delta of one output of a request."""
+    """Return the delta of one output of a request."""
     logprobs = None if output.logprobs is None else tuple(dict(step) for step in output.logprobs)
     details = _details(output)
     return Delta(
@@ -50,7 +50,7 @@ def delta_of(request_id: str, output: Output) -> Delta:
 
 
 def output_of(delta: Delta) -> Output:
-    """The output in a delta."""
+    """Return the output in a delta."""
     more = delta.details or _NONE
     return Output(
         delta.index,

@@ -103,7 +103,7 @@ class Session:
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """The frontend's end. The nonce must be random and used once."""
+        """Return the frontend's end. The nonce must be random and used once."""
         handshake = FrontendHandshake(key=key, frontend_id=frontend_id, nonce=nonce, resume=resume)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
@@ -119,34 +119,34 @@ class Session:
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """The worker's end: it takes any of the keys. The nonce must be random and used once."""
+        """Return the worker's end: it takes any of the keys. The nonce must be random and used once."""
         handshake = WorkerHandshake(keys=keys, contract=contract, nonce=nonce, incarnation=incarnation)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
     @property
     def is_open(self) -> bool:
-        """Whether both ends have proved that they have the key and neither has ended the session."""
+        """Return whether both ends have proved that they have the key and neither has ended the session."""
         return self._state == "open"
 
     @property
     def has_ended(self) -> bool:
-        """Whether the session has ended; `outgoing` then returns the last messages."""
+        """Return whether the session has ended; `outgoing` then returns the last messages."""
         return self._state == "ended"
 
     @property
     def takes_submits(self) -> bool:
-        """Whether it is open and neither end is draining."""
+        """Return whether it is open and neither end is draining."""
         return self.is_open and not self._submits_over
 
     @property
     def has_room(self) -> bool:
-        """Whether one more control message of any size is safe: a peer that reads stays below the limit of a stuck
-        one."""
+        """Return whether one more control message of any size is safe: a peer that reads stays below the limit of a
+        stuck one."""
         return not self.is_open or self._control.unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
 
     @property
     def has_read_slices(self) -> bool:
-        """Whether one more slice of a snapshot may be sent: the peer has read those before, but for a few."""
+        """Return whether one more slice of a snapshot may be sent: the peer has read those before, but for a few."""
         return not self.is_open or self._control.unread <= self._limits.max_unread_slice_bytes
 
     def send(self, message: ToWorker | ToFrontend) -> None:
@@ -211,7 +211,7 @@ class Session:
         self._liveness.extend_deadline(now)
 
     def outgoing(self, now: float) -> list[Frames]:
-        """The messages to send now, in order: control first, then as much bulk as the peer has room for."""
+        """Return the messages to send now, in order: control first, then as much bulk as the peer has room for."""
         self._pack_deltas()
         if self.is_open and self._liveness.takes_beat(now):
             self._enqueue(Heartbeat(self._control.report()))
@@ -223,7 +223,7 @@ class Session:
         return frames
 
     def next_deadline(self) -> float:
-        """When to call `tick` and `outgoing` again if nothing happens before."""
+        """Return when to call `tick` and `outgoing` again if nothing happens before."""
         if self._events:
             return -inf
         return inf if self.has_ended else self._liveness.deadline
@@ -425,6 +425,6 @@ class Traffic:
         self.acknowledged = total
 
     def report(self) -> int:
-        """The total to report to the peer."""
+        """Return the total to report to the peer."""
         self.reported = self.read
         return self.read

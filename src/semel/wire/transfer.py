@@ -62,7 +62,7 @@ class Outbound:
         self._count = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything to send."""
+        """Return whether there is anything to send."""
         return bool(self._waiting or self._open)
 
     def add(self, digest: Digest, feature: Feature) -> int:
@@ -86,7 +86,7 @@ class Outbound:
         return False
 
     def take(self, room: int) -> Piece | None:
-        """The next piece, if there is one of at most `room` bytes. Open features alternate."""
+        """Return the next piece, if there is one of at most `room` bytes. Open features alternate."""
         self._admit()
         if not self._open:
             return None
@@ -200,7 +200,7 @@ def _cut(transfer: int, digest: Digest, feature: Feature, limits: Limits) -> Ite
 
 
 def _flat(data: memoryview) -> memoryview:
-    """The same memory as bytes."""
+    """Return the same memory as bytes."""
     if data.format == "B" and data.ndim == 1:
         return data
     return data.cast("B") if data.nbytes else memoryview(b"")

@@ -49,7 +49,7 @@ __all__ = [
 
 
 def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit:
-    """The message for a submission. `payloads` names the features that will be sent."""
+    """Return the message for a submission. `payloads` names the features that will be sent."""
     prompt = submission.prompt
     encoder = prompt.encoder_token_ids is not None
     token_ids: list[int] = []
@@ -94,7 +94,7 @@ def submission_of(
 
 
 def prompt_of(submit: Submit, layout: Callable[[Digest], Layout], *, max_tokens: int) -> Prompt:
-    """The submitted prompt, checked, with the layouts of its items at their positions.
+    """Return the submitted prompt, checked, with the layouts of its items at their positions.
 
     A prompt over `max_tokens` is refused before it is assembled: a short message can repeat a long layout often.
     """
@@ -138,12 +138,12 @@ def _items(submit: Submit) -> tuple[Item, ...]:
 
 
 def payload_of(transfer: int, digest: Digest, feature: Feature) -> Payload:
-    """The first message of a feature."""
+    """Return the first message of a feature."""
     return Payload(transfer, digest, feature.modality, _heads(feature), *_layout_fields(feature.layout), feature.origin)
 
 
 def lend_of(digest: Digest, feature: Feature, lease: Lease) -> Lend:
-    """The message that lends a feature in shared memory."""
+    """Return the message that lends a feature in shared memory."""
     return Lend(
         digest,
         feature.modality,
@@ -158,12 +158,12 @@ def lend_of(digest: Digest, feature: Feature, lease: Lease) -> Lend:
 
 
 def lease_of(lend: Lend) -> Lease:
-    """The lease in a message."""
+    """Return the lease in a message."""
     return Lease(lend.lease, lend.segment, lend.offset, lend.nbytes)
 
 
 def sizes_of(message: Payload | Lend) -> list[int]:
-    """The size of each tensor, from dtype and shape; allocates nothing."""
+    """Return the size of each tensor, from dtype and shape; allocates nothing."""
     if len({head.name for head in message.tensors}) != len(message.tensors):
         raise ProtocolError(f"{message.digest!r} names a tensor twice")
     for head in message.tensors:
@@ -173,7 +173,7 @@ def sizes_of(message: Payload | Lend) -> list[int]:
 
 
 def layout_of(message: Payload | Lend) -> Layout:
-    """The layout of the feature in a message."""
+    """Return the layout of the feature in a message."""
     try:
         return Layout(tuple(unpack_token_ids(message.token_ids)), None if message.mask is None else Mask(message.mask))
     except ValueError as error:
@@ -181,7 +181,7 @@ def layout_of(message: Payload | Lend) -> Layout:
 
 
 def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Feature:
-    """The feature in a message, over its bytes."""
+    """Return the feature in a message, over its bytes."""
     try:
         tensors = {
             head.name: Tensor(head.dtype, head.shape, buffer)
@@ -193,7 +193,7 @@ def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Featur
 
 
 def status_of(announcement: Announcement, running: int, waiting: int) -> Status:
-    """The message for an announcement, with the engine's load."""
+    """Return the message for an announcement, with the engine's load."""
     layouts: dict[Layout, int] = {}
     items = tuple(
         HaveItem(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
@@ -212,7 +212,7 @@ def status_of(announcement: Announcement, running: int, waiting: int) -> Status:
 
 
 def announcement_of(status: Status) -> Announcement:
-    """The announcement in a message."""
+    """Return the announcement in a message."""
     return Announcement(status.since, status.number, status.gone, _holdings(status), status.more)
 
 

@@ -154,7 +154,7 @@ class _Times:
         self._spans.clear()
 
     def take(self) -> _Span:
-        """The medians of the durations since the last call."""
+        """Return the medians of the durations since the last call."""
         spans, self._spans = self._spans, []
         return _Span(median(span.clock_s for span in spans), median(span.cpu_s for span in spans))
 

@@ -144,7 +144,7 @@ class _OneEjected(FleetHealth):
 
 
 def _choosing_with_one_ejected(workers: int, *, rounds: int) -> Check:
-    """The whole of a frontend's choice, while a worker gets no requests because it fails."""
+    """Measure the whole of a frontend's choice, while a worker gets no requests because it fails."""
     items = user_like(1)
     fleet_workers = [_Worker(number, items if number == workers - 1 else {}) for number in range(workers)]
     fleet = Fleet(fleet_workers, health=_OneEjected(fleet_workers[0].name))
@@ -199,7 +199,7 @@ def _ledgers() -> Iterator[Check]:
 
 
 def _resuming() -> Check:
-    """What a session costs that broke for a second, next to one that begins with nothing."""
+    """Return what a session costs that broke for a second, next to one that begins with nothing."""
     items = user_like(_MANY_ITEMS + _CHANGES)
     old, new = list(items)[:_CHANGES], list(items)[-_CHANGES:]
     holdings = _holdings({digest: items[digest] for digest in items if digest not in new})
@@ -233,7 +233,7 @@ def _next(digest: Digest) -> Digest:
 
 
 def _memory(make: Callable[[], _T]) -> tuple[int, _T]:
-    """The memory of what is made."""
+    """Measure the memory of what is made."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -107,7 +107,7 @@ class _Worker:
             thread.join(_START_S)
 
     async def tell_loads(self, rounds: int) -> float:
-        """The seconds of its thread for telling all sessions so many times how busy it is."""
+        """Return the seconds of its thread for telling all sessions so many times how busy it is."""
         began = thread_time()
         for number in range(1, rounds + 1):
             self.publisher.set_load(Load(number))
@@ -156,7 +156,7 @@ class _Gaps:
         self._look()
 
     def end(self) -> float:
-        """The longest."""
+        """Return the longest."""
         self._is_over = True
         return self.longest_s
 
@@ -229,7 +229,7 @@ class _Named(RemoteWorker):
 
 
 async def _idle(worker: _Worker, seconds: float) -> tuple[float, float]:
-    """The cores that a worker takes to do nothing: of its event loop, and of its sockets."""
+    """Return the cores that a worker takes to do nothing: of its event loop, and of its sockets."""
     await asyncio.sleep(_SETTLE_S)
     loop = asyncio.run_coroutine_threadsafe(_thread_s(), worker.loop)
     before, all_before, at = await asyncio.wrap_future(loop), _cpu_s(worker.threads), asyncio.get_running_loop().time()
@@ -255,7 +255,7 @@ def _threads() -> set[str]:
 
 
 def _cpu_s(threads: set[str]) -> float:
-    """The CPU time of threads of this process."""
+    """Return the CPU time of threads of this process."""
     return sum(int(Path(f"/proc/self/task/{one}/schedstat").read_text().split()[0]) for one in threads) / 1e9
 
 

@@ -180,7 +180,7 @@ class _Turns:
         return _median([mine for mine, _ in self._turns]), _median(theirs) if theirs else None
 
     def ratio(self) -> float:
-        """How many times as long the other side takes by wall-clock time: the median over rounds."""
+        """Return how many times as long the other side takes by wall-clock time: the median over rounds."""
         return median(theirs.clock_s / mine.clock_s for mine, theirs in self._turns if theirs is not None)
 
 
@@ -249,7 +249,7 @@ def _pipeline(folder: Path, pool: Pool, cache: SharedCache) -> Pipeline:
 
 
 def _cpu_s(pid: int) -> float:
-    """The CPU time of another process, in ticks of the kernel."""
+    """Return the CPU time of another process, in ticks of the kernel."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 

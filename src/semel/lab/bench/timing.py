@@ -27,7 +27,7 @@ class Compared:
 
 
 def time_s(work: Callable[[], object], *, times: int = 1) -> float:
-    """The seconds of one run of `work`, averaged over `times` runs."""
+    """Return the seconds of one run of `work`, averaged over `times` runs."""
     started = thread_time_ns()
     for _ in range(times):
         work()

@@ -117,7 +117,7 @@ def simulate(call: Call[SimulateSettings]) -> None:
 
 
 def _runs(settings: SimulateSettings, costs: Costs) -> dict[str, Figures]:
-    """The figures by who chose; the first are semel's."""
+    """Return the figures by who chose; the first are semel's."""
     if settings.level == "whole":
         return {"semel": _whole(settings, costs)}
     runs = {"semel": _decisions(settings, costs, is_round_robin=False)}
@@ -180,7 +180,7 @@ def _whole(settings: SimulateSettings, costs: Costs) -> Figures:
 
 
 def _fault(text: str) -> Fault:
-    """A fault as it is written: `broken:worker=3,at_s=5,for_s=20`."""
+    """Return a fault as it is written: `broken:worker=3,at_s=5,for_s=20`."""
     from semel.lab.simulate import faults
 
     kind, _, rest = text.partition(":")

@@ -59,15 +59,15 @@ class Costs:
         return self.pixel_s * item.width * item.height
 
     def encode_s(self, tokens: int) -> float:
-        """The encoder's time over so many tokens."""
+        """Return the encoder's time over so many tokens."""
         return self.encode_token_s * tokens
 
     def prefill_s(self, tokens: int) -> float:
-        """The language model's time over so many tokens of a prompt."""
+        """Return the language model's time over so many tokens of a prompt."""
         return self.prefill_token_s * tokens
 
     def step_s(self, batch: int) -> float:
-        """One token for each of so many requests."""
+        """Return the time of one token for each of so many requests."""
         return self.step_base_s + self.step_request_s * batch
 
     def transfer_s(self, nbytes: int) -> float:

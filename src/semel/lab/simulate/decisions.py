@@ -107,7 +107,7 @@ class Decisions:
         self.kernel.run(seconds)
 
     def holds(self, key: int, tenant: str = "tenant-0") -> int:
-        """How many workers hold an item."""
+        """Return how many workers hold an item."""
         digest = digest_of(tenant, key)
         return sum(digest in worker.items for worker in self._workers)
 
@@ -163,7 +163,7 @@ class Decisions:
         return serving[(frontend.turn - 1) % len(serving)] if serving else None
 
     def _make(self, frontend: FrontendView, digest: Digest, item: Item) -> float:
-        """When a frontend has a feature: from its cache, from one that is being made, or from its pool."""
+        """Return when a frontend has a feature: from its cache, from one that is being made, or from its pool."""
         now = self.kernel.now
         if frontend.features.get(digest) is not None:
             return max(now, frontend.making.get(digest, now))

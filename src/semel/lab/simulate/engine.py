@@ -52,7 +52,7 @@ class Prompts:
         self._last: dict[int, tuple[Ask, tuple[Placeholder, ...]]] = {}
 
     def places(self, ask: Ask) -> tuple[Placeholder, ...]:
-        """Where a prompt's items are."""
+        """Return where a prompt's items are."""
         items, at = ask.items, 0
         kept: tuple[Placeholder, ...] = ()
         last, places = self._last.get(ask.conversation, (None, ()))
@@ -116,13 +116,13 @@ class Job:
 
     @classmethod
     def of(cls, ask: Ask, name: str, keys: Sequence[bytes], places: Sequence[Placeholder], *, salt: int = 0) -> Job:
-        """The job of a request whose items have these digests and places."""
+        """Return the job of a request whose items have these digests and places."""
         request = Request(name, Timeline.decoder(places), list(keys))
         return cls(request, ask.prompt_tokens, ask.answer_tokens, hash((salt, ask.conversation)))
 
 
 def _stretches(request: Request, tokens: int, opening: int) -> list[_Stretch]:
-    """The parts of a prompt. Their keys are hashes of whole numbers: the same in every process."""
+    """Return the parts of a prompt. Their keys are hashes of whole numbers: the same in every process."""
     placeholders = request.timeline[:]
     ends = [*(placeholder.offset for placeholder in placeholders), tokens]
     found = [_Stretch(opening, 0, ends[0])]

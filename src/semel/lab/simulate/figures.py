@@ -122,7 +122,7 @@ class Figures:
         return len(self._items)
 
     def json(self) -> dict[str, Any]:
-        """All of it, in sorted order."""
+        """Return all of it, in sorted order."""
         counters = {name: getattr(self, name) for name in _COUNTERS}
         return {
             **dict(sorted(counters.items())),
@@ -153,7 +153,7 @@ class Figures:
         console.print(table)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The figures for people: names and values."""
+        """Return the figures for people: names and values."""
         first, whole, loads = Times.of(self.first_token_s), Times.of(self.whole_s), Times.of(self.loads)
         messages = sum(flow.messages for flow in self.to_frontends.values())
         nbytes = sum(flow.nbytes for flow in self.to_frontends.values())

@@ -23,7 +23,7 @@ class InvariantBroken(AssertionError):
 def check_invariants(
     frontends: Sequence[FrontendProcess], workers: Sequence[WorkerProcess], network: Network, *, has_faults: bool
 ) -> list[str]:
-    """What is wrong; empty if nothing is."""
+    """Return what is wrong; empty if nothing is."""
     by_address = {worker.address: worker for worker in workers}
     found: list[str] = []
     for frontend in frontends:

@@ -56,7 +56,7 @@ class Sizes:
 
     @property
     def interval_s(self) -> float:
-        """How often workers tell everybody."""
+        """Return how often workers tell everybody."""
         return self.news_s or (AT_ONCE_S if self.frontends <= _FEW_FRONTENDS else _NEWS_S)
 
 
@@ -176,7 +176,7 @@ class CellWorkload:
     by: CellBy = "tenant"
 
     def asks(self, rng: Random) -> Iterator[Ask]:
-        """Its requests, in order of time."""
+        """Yield its requests, in order of time."""
         known: dict[str, bool] = {}
         for ask in self.workload.asks(rng):
             key = ask.tenant if self.by == "tenant" else str(ask.conversation)
@@ -190,7 +190,7 @@ class CellWorkload:
 
 
 def sizes_of_cells(sizes: Sizes, cells: int) -> list[Sizes]:
-    """The fleet in so many parts, as equal as possible."""
+    """Return the fleet in so many parts, as equal as possible."""
 
     def part(total: int, cell: int) -> int:
         return total // cells + (cell < total % cells)

@@ -115,7 +115,7 @@ class Host:
         return None if self.network is None else VirtualClientSockets(self.network, self.addresses, frontend)
 
     def random(self, *names: object) -> Random:
-        """A source of its own for each."""
+        """Return a random source of its own for each."""
         return Random("/".join(map(str, (self.seed, *names))))
 
 

@@ -103,7 +103,7 @@ class CacheUpdates:
         """By digest, the changes that not everybody was told of: their numbers, and whether it is held since."""
 
     def number(self, worker: int) -> int:
-        """The number of a worker's last change."""
+        """Return the number of a worker's last change."""
         return self._number[worker]
 
     def hold(self, worker: int, digest: Digest) -> None:
@@ -134,7 +134,7 @@ class CacheUpdates:
         return have, gone
 
     def holders(self, digest: Digest, ahead: Mapping[int, int]) -> int:
-        """The workers that hold an item, for a frontend that was told of some of them up to these numbers."""
+        """Return the workers that hold an item, for a frontend that was told of some of them up to these numbers."""
         workers = self.announced.get(digest)
         for worker, number in ahead.items():
             if changes := self._recent[worker].get(digest):
@@ -145,7 +145,7 @@ class CacheUpdates:
         return workers
 
     def holds(self, worker: int, digest: Digest, number: int) -> bool:
-        """Whether a worker holds an item, for a frontend that was told of it up to this number."""
+        """Return whether a worker holds an item, for a frontend that was told of it up to this number."""
         found = bool(self.announced.get(digest) >> worker & 1)
         for changed, is_present in self._recent[worker].get(digest, ()):
             if changed <= number:
@@ -166,7 +166,7 @@ _EXACT: Final = 256
 
 
 def name_of(worker: int) -> str:
-    """Where a worker listens."""
+    """Return where a worker listens."""
     return f"tcp://10.{worker >> 16}.{worker >> 8 & 255}.{worker & 255}:9000"
 
 
@@ -263,7 +263,7 @@ class FleetView:
         self._peers[worker].clear()
 
     def link(self, frontend: FrontendView, worker: int) -> Link:
-        """What a frontend knows of a worker by itself, from now on."""
+        """Return what a frontend knows of a worker by itself, from now on."""
         if (link := frontend.links.get(worker)) is None:
             link = frontend.links[worker] = Link(frontend, worker, self.known_load[worker])
             self._peers[worker][frontend] = link
@@ -294,19 +294,19 @@ class FleetView:
             link.number = frontend.ahead[worker] = self.updates.number(worker)
 
     def holders(self, frontend: FrontendView, digest: Digest) -> int:
-        """The workers that have an item, or are about to get it from this frontend."""
+        """Return the workers that have an item, or are about to get it from this frontend."""
         found = self.updates.holders(digest, frontend.ahead)
         return found | frontend.sent.get(digest) | frontend.pending.get(digest)
 
     def knows(self, frontend: FrontendView, worker: int, digest: Digest) -> bool:
-        """Whether a request may name an item without sending it."""
+        """Return whether a request may name an item without sending it."""
         is_sent = frontend.sent.get(digest) >> worker & 1
         return bool(is_sent) or self.updates.holds(worker, digest, frontend.ahead.get(worker, 0))
 
     def choose(
         self, frontend: FrontendView, digests: Sequence[Digest], prefix: bytes = b"", *, without: int = 0
     ) -> int | None:
-        """The worker for a request, as `Fleet.choose` finds it; None if nobody serves."""
+        """Return the worker for a request, as `Fleet.choose` finds it; None if nobody serves."""
         serving = self.serving & ~without
         if not serving:
             return None
@@ -344,6 +344,6 @@ class FleetView:
 
 
 def number_of(name: str) -> int:
-    """The worker that listens there."""
+    """Return the worker that listens there."""
     high, middle, low = map(int, name.removeprefix("tcp://10.").removesuffix(":9000").split("."))
     return high << 16 | middle << 8 | low

@@ -262,7 +262,7 @@ class World:
             await asyncio.sleep(_SAMPLE_S)
 
     def collect(self) -> Figures:
-        """The figures of all processes."""
+        """Return the figures of all processes."""
         figures, network = self._figures, self._host.network
         for worker in self._workers:
             figures.by_worker[worker.address] = worker.submissions + worker.engine.submissions

@@ -50,7 +50,7 @@ class Pod:
 def slice_of(
     name: str, pods: Sequence[Pod], *, namespace: str = "semel", service: str = "workers", port: int = 9000
 ) -> dict[str, Any]:
-    """An EndpointSlice; its version is the server's business."""
+    """Return an EndpointSlice; its version is the server's business."""
     is_ipv6 = any(":" in pod.address for pod in pods)
     return {
         "apiVersion": _API,

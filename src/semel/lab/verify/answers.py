@@ -53,7 +53,7 @@ Reply = Answer | Refusal
 
 
 def reply_of(status: int, body: bytes) -> Reply:
-    """What a server answered a chat that asked for token ids and log probabilities."""
+    """Return what a server answered a chat that asked for token ids and log probabilities."""
     try:
         parsed = json.loads(body)
     except ValueError:
@@ -109,12 +109,12 @@ def _is_draw(logprobs: Mapping[str, float], tie: float) -> bool:
 
 
 def is_equal(one: Reply, other: Reply, tolerance: float) -> bool:
-    """Whether two answers are the same but for a tolerance."""
+    """Return whether two answers are the same but for a tolerance."""
     return distance(one, other, tolerance) <= tolerance
 
 
 def tolerance_of(distances: Iterable[float]) -> float:
-    """What semel may differ by, of what bare vLLM differs from itself by; infinite if that proves nothing."""
+    """Return what semel may differ by, of what bare vLLM differs from itself by; infinite if that proves nothing."""
     own = max(distances, default=0.0)
     if own <= _EXACT:
         return _EXACT

@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def unmapped(address: Address) -> Address:
-    """The address that is finally reached: the IPv4 address inside an IPv4-mapped or NAT64 address."""
+    """Return the address that is finally reached: the IPv4 address inside an IPv4-mapped or NAT64 address."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:
@@ -77,7 +77,7 @@ def unmapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether this address leads to the same host from anywhere on the internet."""
+    """Return whether this address leads to the same host from anywhere on the internet."""
     address = unmapped(address)
     if isinstance(address, IPv6Address) and address not in _PUBLIC_IPV6:
         return False

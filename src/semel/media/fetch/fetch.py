@@ -131,7 +131,7 @@ class Fetcher:
         await self._downloader.close()
 
     async def fetch(self, url: Url, tenant: Tenant, *, apart: bool = False, spend: Spend = _free) -> bytes:
-        """The bytes of a URL.
+        """Return the bytes of a URL.
 
         `spend` is called before bytes are stored: part by part for the call that leads a fetch, all at once for a call
         that joins it or hits the cache. It is never called after this call has ended.
@@ -157,7 +157,7 @@ class Fetcher:
         return data
 
     def samples(self) -> Iterator[Sample]:
-        """The metrics of all fetches so far."""
+        """Yield the metrics of all fetches so far."""
         counts = self._counts
         for outcome, count in counts.outcomes.items():
             yield metrics.MEDIA_FETCHES, count, (outcome,)

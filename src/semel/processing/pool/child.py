@@ -194,13 +194,13 @@ def _give_back_memory_if_idle(pipe: socket.socket) -> None:
 
 
 def _is_used_up(load: Load) -> bool:
-    """Whether what is left of earlier items would soon have innocent ones refused."""
+    """Return whether what is left of earlier items would soon have innocent ones refused."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return limit != resource.RLIM_INFINITY and _data_bytes() > limit - load.max_memory_bytes // 2
 
 
 def _data_bytes() -> int:
-    """What the kernel counts against the limit: private writable memory, touched or not."""
+    """Return what the kernel counts against the limit: private writable memory, touched or not."""
     for line in os.pread(_status(), 8_192, 0).decode().splitlines():
         name, _, value = line.partition(":")
         if name == "VmData":
@@ -306,7 +306,7 @@ def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature 
 
 
 def _ours(error: Exception, load: Load) -> SemelError:
-    """The error that the pool gets to see."""
+    """Return the error that the pool gets to see."""
     if isinstance(error, SemelError):
         return error
     if isinstance(error, MemoryError) or is_out_of_memory(error):
@@ -347,7 +347,7 @@ def check_header(processor: Any, media: Media, options: Mapping[str, object], ma
 
 
 def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object]) -> int | None:
-    """The tokens of an image, as it lies or turned; None if they cannot be told without its pixels."""
+    """Return the tokens of an image, as it lies or turned; None if they cannot be told without its pixels."""
     from PIL import Image
 
     if (count := getattr(processor, "_get_num_multimodal_tokens", None)) is None:

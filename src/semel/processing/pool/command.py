@@ -75,7 +75,7 @@ _ALWAYS: Final = {
 
 
 def child_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a pool process."""
+    """Return the environment of a pool process."""
     return {name: value for name, value in ours.items() if _is_passed_on(name, value)} | _ALWAYS
 
 
@@ -116,5 +116,5 @@ def _begin(prctl: Any, parent: int) -> None:
 
 
 def log_words() -> tuple[str, ...]:
-    """The words that have a program log as we do."""
+    """Return the words that have a program log as we do."""
     return ("json",) if is_json() else ()

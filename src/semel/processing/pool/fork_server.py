@@ -51,7 +51,7 @@ class ForkedProcess:
 
     @classmethod
     async def of(cls, status: socket.socket) -> Self | None:
-        """The process that reports on this socket; None if there is none."""
+        """Return the process that reports on this socket; None if there is none."""
         await _readable(status.fileno())
         data, descriptors, *_ = socket.recv_fds(status, _MESSAGE_BYTES, 1)
         if not data:
@@ -159,7 +159,7 @@ class ForkServer:
         return forked
 
     async def _running(self, *, in_background: bool) -> socket.socket:
-        """Where to send an order; starts the fork server if there is none."""
+        """Return where to send an order; starts the fork server if there is none."""
         if self._orders is not None and self.pid is not None:
             return self._orders
         self._retire()
@@ -193,7 +193,7 @@ class ForkServer:
 
 
 def _send_order(orders: socket.socket, descriptors: Sequence[int], words: Sequence[str]) -> socket.socket:
-    """Where the process will report that is ordered here."""
+    """Return where the process will report that is ordered here."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with theirs:

@@ -94,7 +94,7 @@ class Job(ABC, Generic[_T]):
 
     @property
     def subject(self) -> str:
-        """What is worked on, as its client knows it."""
+        """Return what is worked on, as its client knows it."""
         return f"the {self.media.modality}"
 
     @property
@@ -115,10 +115,10 @@ class Job(ABC, Generic[_T]):
 
     @abstractmethod
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
-        """What a process answered with, or the error; `room` is where it was told to write."""
+        """Return what a process answered with, or the error; `room` is where it was told to write."""
 
     def offer_of(self, answer: Answer) -> Offer | None:
-        """The offer that a first answer has to be; None if it failed, or if such a job is not offered."""
+        """Return the offer that a first answer has to be; None if it failed, or if such a job is not offered."""
         if not self.is_offered or isinstance(answer, Failed):
             return None
         if not isinstance(answer, Offer):
@@ -161,7 +161,7 @@ class FeatureJob(Job[Feature]):
         limits.check(self.media.modality, offer)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
-        """The feature."""
+        """Return the feature."""
         if isinstance(answer, Failed):
             raise error_of(answer)
         if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
@@ -185,7 +185,7 @@ class LayoutJob(Job[Layout]):
             raise ProtocolError(f"a pool process offered {offer.nbytes:,} bytes of tensors with the layout of an item")
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
-        """The layout."""
+        """Return the layout."""
         del room
         if isinstance(answer, Failed):
             raise error_of(answer)
@@ -203,7 +203,7 @@ class CutJob(Job[Pieces]):
     is_offered = True
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Pieces:
-        """The pieces."""
+        """Return the pieces."""
         del room
         if isinstance(answer, Failed):
             raise error_of(answer)
@@ -225,7 +225,7 @@ class AssemblyJob(Job[Assembly]):
         return "the prompt"
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Assembly:
-        """The prompt without its items, and their places."""
+        """Return the prompt without its items, and their places."""
         del room
         if isinstance(answer, Failed):
             raise error_of(answer)

@@ -161,7 +161,7 @@ class Description:
 
     @classmethod
     def of(cls, processor: Processor, vocabulary: Vocabulary | None = None, probes: Probes | None = None) -> Self:
-        """The description of a processor."""
+        """Return the description of a processor."""
         own = processor.fingerprint
         return cls(
             fingerprint=own if probes is None else proven_fingerprint(own, probes),
@@ -307,7 +307,7 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
             raise ProtocolError(f"a pool process described no layout: {error}") from error
 
     def spans(self) -> Iterator[tuple[TensorHead, int, int]]:
-        """Every tensor with where it begins and ends in the payload."""
+        """Yield every tensor with where it begins and ends in the payload."""
         offsets, _ = tensor_offsets(head.nbytes for head in self.tensors)
         for head, start in zip(self.tensors, offsets, strict=True):
             yield head, start, start + head.nbytes
@@ -412,7 +412,7 @@ _origin_decoder: Final = msgspec.msgpack.Decoder(Origin)
 
 
 def encode(message: Order | Answer, payload_bytes: int = 0) -> bytes:
-    """The header and the message of a frame; the payload is sent behind it, as it is."""
+    """Return the header and the message of a frame; the payload is sent behind it, as it is."""
     body = _encoder.encode(message)
     return _HEADER.pack(len(body), payload_bytes) + body
 
@@ -434,7 +434,7 @@ def encode_work(item: int, media: Media, options: Mapping[str, object], *, only_
 def read_header(
     header: bytes | memoryview, *, max_payload_bytes: int, max_message_bytes: int = MAX_MESSAGE_BYTES
 ) -> tuple[int, int]:
-    """The lengths of a frame's message and payload, if there may be so much."""
+    """Return the lengths of a frame's message and payload, if there may be so much."""
     message_bytes, payload_bytes = _HEADER.unpack(header)
     if message_bytes > max_message_bytes or payload_bytes > max_payload_bytes:
         raise ProtocolError(
@@ -445,7 +445,7 @@ def read_header(
 
 
 def decode_order(body: bytes) -> Order:
-    """The order of a frame."""
+    """Return the order of a frame."""
     try:
         order: Order = _order_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -454,7 +454,7 @@ def decode_order(body: bytes) -> Order:
 
 
 def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
-    """The answer of a frame, whose payload has the length that the answer says."""
+    """Return the answer of a frame, whose payload has the length that the answer says."""
     try:
         answer: Answer = _answer_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -466,7 +466,7 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
 
 
 def made_of(item: int, feature: Feature) -> Made:
-    """What to say of a feature, unless it is more than may be said."""
+    """Return what to say of a feature, unless it is more than may be said."""
     origin = None if feature.origin is None else _encoder.encode(Origin(feature.origin.shape, feature.origin.metadata))
     if len(feature.tensors) > MAX_TENSORS:
         raise ServiceError(f"the {feature.modality} has {len(feature.tensors)} tensors; the limit is {MAX_TENSORS}")
@@ -490,7 +490,7 @@ def write(made: Made, feature: Feature, memory: memoryview) -> Made:
 
 
 def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
-    """The payload that goes with it, piece by piece and without a copy."""
+    """Yield the payload that goes with it, piece by piece and without a copy."""
     written = 0
     for head, start, end in made.spans():
         if start > written:
@@ -521,14 +521,14 @@ def _origin_of(origin: bytes, options: Mapping[str, object] | None) -> Origin:
 
 
 def heard_of(item: int, pieces: Pieces) -> Heard:
-    """What to say of the pieces of a clip."""
+    """Return what to say of the pieces of a clip."""
     if len(pieces.files) > _MAX_PIECES:
         raise MediaTooLarge(f"the audio is cut into {len(pieces.files):,} pieces; the limit is {_MAX_PIECES:,}")
     return Heard(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
 def pieces_of(heard: Heard, payload: memoryview) -> Pieces:
-    """The pieces over a payload, without a copy."""
+    """Return the pieces over a payload, without a copy."""
     ends = list(accumulate(heard.sizes))
     if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
         raise ProtocolError("a pool process cut a clip into nothing")
@@ -538,10 +538,10 @@ def pieces_of(heard: Heard, payload: memoryview) -> Pieces:
 
 
 def failure_of(error: SemelError) -> Failed:
-    """An error of ours, on its way to the pool."""
+    """Return an error of ours, on its way to the pool."""
     return Failed(type(error).__name__, str(error).encode(errors="replace").decode()[: 8 * _MAX_ERROR_CHARS])
 
 
 def error_of(failed: Failed) -> SemelError:
-    """The same error at the other end, if a process may raise it; its text is cut."""
+    """Return the same error at the other end, if a process may raise it; its text is cut."""
     return _ITEM_ERRORS.get(failed.error, ServiceError)(failed.message[:_MAX_ERROR_CHARS])

@@ -182,7 +182,7 @@ class Pool:
 
     @property
     def sandboxed(self) -> Mapping[str, int]:
-        """How many of the processes that are ready or at work have each layer of the sandbox around them."""
+        """Return how many of the processes that are ready or at work have each layer of the sandbox around them."""
         running = [child.sandbox.active for child in self.processes.children if child.running]
         return {layer: sum(layer in active for active in running) for layer in LAYERS}
 
@@ -193,17 +193,17 @@ class Pool:
 
     @property
     def refusal(self) -> str:
-        """Why no item is taken; empty if items are."""
+        """Return why no item is taken; empty if items are."""
         return "this frontend is shutting down; send the request again" if self._closed else self.processes.failure
 
     @property
     def busy(self) -> int:
-        """How many processes work on an item."""
+        """Return how many processes work on an item."""
         return sum(child.running and not child.free for child in self.processes.children)
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """How many items wait for a process, by tenant."""
+        """Return how many items wait for a process, by tenant."""
         return self._waiting.tenants
 
     async def process(
@@ -216,7 +216,7 @@ class Pool:
         apart: bool = False,
         spend: Spend | None = None,
     ) -> Feature:
-        """The feature of one item; `options` are the request's `mm_processor_kwargs`.
+        """Return the feature of one item; `options` are the request's `mm_processor_kwargs`.
 
         Items of one `group`, a request, are begun in the order in which they came; the groups of a `tenant` take turns,
         an item each, and so do tenants. Without a group the item is one of its own. An item that ends its process is
@@ -241,7 +241,7 @@ class Pool:
         group: Hashable | None = None,
         tenant: str = "",
     ) -> Layout:
-        """The layout that the item's feature would have; nothing is made, and only the decode is counted."""
+        """Return the layout that the item's feature would have; nothing is made, and only the decode is counted."""
         self._admit(media)
         item = next(self._items)
         options = options or {}
@@ -252,7 +252,7 @@ class Pool:
         )
 
     async def cut(self, media: Media, spend: Spend, *, tenant: str = "") -> Pieces:
-        """A clip in pieces that the model's encoder takes.
+        """Return a clip in pieces that the model's encoder takes.
 
         Pieces are samples, far more bytes than what they were decoded from. So `spend` is told how many before they
         are taken, and raises if they may not be.
@@ -272,7 +272,7 @@ class Pool:
         return await self._wait_for(TokenizeJob.of(next(self._items), texts, made, add_special_tokens, tenant))
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = "") -> str:
-        """The text of tokens, by the engine's tokenizer; `tenant` is as for `tokenize`."""
+        """Return the text of tokens, by the engine's tokenizer; `tenant` is as for `tokenize`."""
         self._admit_text()
         made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await self._wait_for(DetokenizeJob.of(next(self._items), token_ids, made, skip_special_tokens, tenant))
@@ -285,7 +285,7 @@ class Pool:
         group: Hashable | None = None,
         tenant: str = "",
     ) -> Assembly:
-        """A prompt with these items, at least one, by the rules of the model's processor.
+        """Return a prompt with these items, at least one, by the rules of the model's processor.
 
         `group` and `tenant` are as for `process`: a prompt takes a turn as an item does.
         """
@@ -416,7 +416,7 @@ class Pool:
         return True
 
     async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
-        """What a process makes of an item; a process that does not do its part is ended."""
+        """Return what a process makes of an item; a process that does not do its part is ended."""
         if (refusal := self._deadly.refusal(job.media, job.options, job.tenant)) is not None:
             raise refusal
         self.decoded += job.decodes

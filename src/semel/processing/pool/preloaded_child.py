@@ -60,7 +60,7 @@ def import_libraries(folder: Path | None = None) -> None:
 
 
 def class_names(folder: Path) -> Iterator[str]:
-    """The classes that a model folder's files name, of its processor and of the parts of it."""
+    """Yield the classes that a model folder's files name, of its processor and of the parts of it."""
     for name in _CONFIGS:
         with contextlib.suppress(OSError, ValueError):
             config = json.loads((folder / name).read_bytes())

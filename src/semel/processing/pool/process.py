@@ -140,17 +140,17 @@ class PoolProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended, as far as we have seen."""
+        """Return whether it has not ended, as far as we have seen."""
         return self._process.returncode is None
 
     @property
     def free(self) -> bool:
-        """Whether it can take on an item."""
+        """Return whether it can take on an item."""
         return self.running and (self.work is None or self.work.done())
 
     @property
     def quiet(self) -> bool:
-        """Whether its pipe is open and empty, as it is between an answer and the next order."""
+        """Return whether its pipe is open and empty, as it is between an answer and the next order."""
         try:
             self._pipe.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

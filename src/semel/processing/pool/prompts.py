@@ -28,14 +28,14 @@ _decoder: Final = msgspec.msgpack.Decoder(_Prompt)
 
 
 def encode_prompt(token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> bytes:
-    """The payload of an order to assemble a prompt."""
+    """Return the payload of an order to assemble a prompt."""
     numbers: dict[Layout, int] = {}
     numbered = tuple((modality, numbers.setdefault(layout, len(numbers))) for modality, layout in items)
     return msgspec.msgpack.encode(_Prompt(pack_token_ids(token_ids), numbered, tuple(map(runs_of, numbers))))
 
 
 def decode_prompt(payload: bytes) -> tuple[list[int], list[tuple[Modality, Layout]]]:
-    """The prompt in such a payload: its text, and its items."""
+    """Return the prompt in such a payload: its text, and its items."""
     try:
         prompt = _decoder.decode(payload)
         layouts = layouts_of(prompt.layouts)
@@ -45,17 +45,17 @@ def decode_prompt(payload: bytes) -> tuple[list[int], list[tuple[Modality, Layou
 
 
 def assembled_of(item: int, assembly: Assembly) -> Assembled:
-    """What to say of an assembled prompt."""
+    """Return what to say of an assembled prompt."""
     return Assembled(item, len(assembly.token_ids), len(assembly.places))
 
 
 def payload_of_assembly(assembly: Assembly) -> bytes:
-    """The payload that goes with it."""
+    """Return the payload that goes with it."""
     return pack_token_ids([*assembly.token_ids, *(number for place in assembly.places for number in place)])
 
 
 def assembly_of(assembled: Assembled, payload: memoryview) -> Assembly:
-    """The assembled prompt in a payload."""
+    """Return the assembled prompt in a payload."""
     numbers = unpack_token_ids(bytes(payload))
     token_ids, rest = numbers[: assembled.tokens], numbers[assembled.tokens :]
     return Assembly(token_ids, list(zip(rest[::2], rest[1::2], strict=True)))

@@ -49,7 +49,7 @@ class Quarantine:
         return len(self._records)
 
     def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
-        """Why it is not tried again, if it is not."""
+        """Return why it is not tried again, if it is not."""
         if not self._may_have(media):
             return None
         record = self._records.peek(name := _name(media, options, tenant))
@@ -77,7 +77,7 @@ class Quarantine:
             self._drop(_name(media, options, tenant))
 
     def _may_have(self, media: Media) -> bool:
-        """Whether a hash is worth its time: nearly always nothing of this size has ended a process."""
+        """Return whether a hash is worth its time: nearly always nothing of this size has ended a process."""
         return len(media.data) in self._sizes
 
     def _note(self, name: _Name, tries_left: int, refusal: RequestError) -> None:

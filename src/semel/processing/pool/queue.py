@@ -62,17 +62,17 @@ class FairQueue(Generic[_T]):
         return self._places.total
 
     def __iter__(self) -> Iterator[_T]:
-        """All that waits, tenant by tenant."""
+        """Return all that waits, tenant by tenant."""
         return (item for line in self._lines.values() for item in line.items)
 
     @property
     def is_full(self) -> bool:
-        """Whether all places are taken."""
+        """Return whether all places are taken."""
         return not self._places.fits(1)
 
     @property
     def tenants(self) -> dict[str, int]:
-        """How many items wait of each tenant that has one waiting."""
+        """Return how many items wait of each tenant that has one waiting."""
         return {tenant: self._places[tenant] for tenant in self._lines}
 
     def yielding(self, tenant: str) -> _T | None:
@@ -88,11 +88,11 @@ class FairQueue(Generic[_T]):
         line.add(group, item)
 
     def next_tenant(self, used: Callable[[str], float], may_begin: Callable[[str], bool]) -> str | None:
-        """The tenant that has used the least, of those that wait and may begin; of equals, the first in line."""
+        """Return the tenant that has used the least, of those that wait and may begin; of equals, the first in line."""
         return min(filter(may_begin, self._lines), key=used, default=None)
 
     def take(self, tenant: str | None = None) -> _T:
-        """The next item, of this tenant if one is named; the turn of its group, and of its tenant, is over."""
+        """Return the next item, of this tenant if one is named; the turn of its group, and of its tenant, is over."""
         tenant = next(iter(self._lines)) if tenant is None else tenant
         line = self._lines[tenant]
         item = line.take()

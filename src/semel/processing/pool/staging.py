@@ -39,11 +39,11 @@ class Staging:
         return cls(Segment(_BYTES))
 
     def fileno(self) -> int:
-        """The descriptor, for the process that writes."""
+        """Return the descriptor, for the process that writes."""
         return self._segment.fileno()
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a feature of this size can be staged."""
+        """Return whether a feature of this size can be staged."""
         return nbytes <= self._segment.size
 
     async def copy_to(self, room: Reservation, nbytes: int, feature_segment: Segment, threads: Executor) -> None:

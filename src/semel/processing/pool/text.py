@@ -40,7 +40,7 @@ class TokenizeJob(Job[list[list[int]]]):
         add_special_tokens: bool,
         tenant: str = "",
     ) -> Self:
-        """The job of these texts."""
+        """Return the job of these texts."""
         try:
             encoded = [text.encode() for text in texts]
         except UnicodeEncodeError:
@@ -52,7 +52,7 @@ class TokenizeJob(Job[list[list[int]]]):
         return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> list[list[int]]:
-        """The token ids of each text."""
+        """Return the token ids of each text."""
         del room
         if isinstance(answer, Failed):
             raise error_of(answer)
@@ -77,7 +77,7 @@ class DetokenizeJob(Job[str]):
     def of(
         cls, item: int, token_ids: Sequence[int], made: asyncio.Future[str], skip_special_tokens: bool, tenant: str = ""
     ) -> Self:
-        """The job of these tokens."""
+        """Return the job of these tokens."""
         data = _bytes_of(token_ids)
         order = encode(Detokenize(item, skip_special_tokens), len(data))
         return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
@@ -95,7 +95,7 @@ class DetokenizeJob(Job[str]):
 def text_answer(
     tokenizer: EngineTokenizer, order: Tokenize | Detokenize, payload: bytes
 ) -> tuple[Tokens | Text, bytes]:
-    """What a process answers, and the payload behind it."""
+    """Return what a process answers, and the payload behind it."""
     if isinstance(order, Detokenize):
         text = tokenizer.decode(_ids_of(memoryview(payload)), skip_special_tokens=order.skip_special_tokens)
         data = text.encode(errors="replace")

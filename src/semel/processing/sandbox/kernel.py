@@ -42,7 +42,7 @@ def forbid_new_privileges() -> None:
 
 
 def landlock_version() -> int:
-    """The version of Landlock that the kernel has."""
+    """Return the version of Landlock that the kernel has."""
     return _call(_libc().syscall, _CREATE_RULESET, None, 0, _VERSION)
 
 

@@ -42,7 +42,7 @@ class Rule:
 
 
 def rules_for(pid: int) -> tuple[Rule, ...]:
-    """The rules for the process of this number."""
+    """Return the rules for the process of this number."""
     itself = Word(0, pid)
     return (
         # No other program and no other process; threads are made by `clone`, to which libc falls back.

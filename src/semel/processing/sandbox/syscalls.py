@@ -198,5 +198,5 @@ ARCHITECTURES: Final = (X86_64, AARCH64)
 
 
 def this_architecture() -> Architecture | None:
-    """The one that this process runs on, if there are numbers for it."""
+    """Return the one that this process runs on, if there are numbers for it."""
     return next((one for one in ARCHITECTURES if one.name == platform.machine()), None)

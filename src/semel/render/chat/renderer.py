@@ -39,12 +39,12 @@ class ChatRenderer:
     """How the items of a modality enter a prompt; one that is not listed is spliced."""
 
     def placeholder_ids(self) -> dict[int, Modality]:
-        """The ids of the placeholders that are one token, as `expand` needs them."""
+        """Return the ids of the placeholders that are one token, as `expand` needs them."""
         ids = {modality: self._token_id(modality, text) for modality, text in self.placeholders.items()}
         return {token: modality for modality, token in ids.items() if token is not None}
 
     def splices(self, items: Iterable[Item]) -> bool:
-        """Whether replacing placeholder tokens by layouts is all that these items need."""
+        """Return whether replacing placeholder tokens by layouts is all that these items need."""
         return all(self.assembly.get(item.modality, "splice") == "splice" for item in items)
 
     def tokenize(
@@ -80,7 +80,7 @@ class ChatRenderer:
             return self.tokenizer.encode_apart(text.split(guard))
 
     def _render(self, chat: _Chat, add_generation_prompt: bool, mark: str | None) -> str:
-        """The prompt as text. A `mark`, if any, is put after the final message, and the text ends at it."""
+        """Return the prompt as text. A `mark`, if any, is put after the final message, and the text ends at it."""
         template = self.template.chosen_for(chat.tools)
         messages = transcribe(
             chat.conversation,

@@ -43,7 +43,7 @@ class MediaNames:
         self._memory(tenant).contents.put(content, modality)
 
     def modality(self, tenant: Tenant, content: Digest) -> Modality | None:
-        """What a content was sent as; None if the tenant has not sent it, or it is forgotten."""
+        """Return what a content was sent as; None if the tenant has not sent it, or it is forgotten."""
         return self._memory(tenant).contents.get(content)
 
     def bind(self, tenant: Tenant, name: str, content: Digest) -> None:
@@ -53,7 +53,7 @@ class MediaNames:
         names.put(key, content if bound in (None, content) else _AMBIGUOUS)
 
     def content(self, tenant: Tenant, name: str, where: str) -> Digest | None:
-        """The content that a tenant has sent under a name; None if it has sent none, or it is forgotten."""
+        """Return the content that a tenant has sent under a name; None if it has sent none, or it is forgotten."""
         content = self._memory(tenant).names.get(_key_of(tenant, name))
         if content == _AMBIGUOUS:
             raise AmbiguousMedia.of(where, "its uuid was sent with two contents: send the media itself")
@@ -64,7 +64,7 @@ class MediaNames:
         self._memory(tenant).digests.put(reference, digest)
 
     def digest(self, tenant: Tenant, reference: Digest) -> Digest | None:
-        """The item's digest, if it is known."""
+        """Return the item's digest, if it is known."""
         return self._memory(tenant).digests.get(reference)
 
     def _memory(self, tenant: Tenant) -> _Memory:

@@ -33,7 +33,7 @@ class LongString:
         return f"LongString({self[:32]!r}…, {len(self):,} characters)"
 
     def from_(self, start: int) -> LongString:
-        """The rest of the string, without a copy."""
+        """Return the rest of the string, without a copy."""
         return LongString(self.data[start:])
 
 
@@ -80,7 +80,7 @@ Source = Media | MediaUrl | MediaFile | MediaName
 
 
 def source_from(text: str | LongString, modality: Modality, *, where: str) -> Media | MediaUrl:
-    """The source that a URL names; `where` is the part of the request for errors."""
+    """Return the source that a URL names; `where` is the part of the request for errors."""
     if text[:5].lower() == "data:":
         return _from_data_url(text, modality, where)
     try:
@@ -90,7 +90,7 @@ def source_from(text: str | LongString, modality: Modality, *, where: str) -> Me
 
 
 def media_from_base64(text: str | LongString, modality: Modality, *, mime: str | None, where: str) -> Media:
-    """The media that `text` encodes."""
+    """Return the media that `text` encodes."""
     try:
         data = pybase64.b64decode(text if isinstance(text, str) else text.data, validate=True)
     except ValueError:

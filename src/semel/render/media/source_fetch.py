@@ -32,14 +32,14 @@ class Fetch(Protocol):
     """Returns the bytes behind a URL, from the network or a cache."""
 
     async def __call__(self, url: Url, tenant: Tenant, /, *, apart: bool, spend: Spend) -> bytes:
-        """The bytes. `apart` is for an inspection, which must change nothing that other requests can see."""
+        """Return the bytes. `apart` is for an inspection, which must change nothing that other requests can see."""
         ...
 
 
 async def fetch_sources(
     sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
 ) -> Sequence[Media | MediaFile | MediaName]:
-    """The media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
+    """Return the media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
     wanted: dict[Url, MediaUrl] = {}
     for source in sources:
         if isinstance(source, MediaUrl):

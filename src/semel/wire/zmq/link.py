@@ -49,12 +49,12 @@ class LinkSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent now."""
+        """Return whether messages can be sent now."""
         return self._session.is_open
 
     @property
     def takes_submits(self) -> bool:
-        """Whether it is open and neither end is draining."""
+        """Return whether it is open and neither end is draining."""
         return self._session.takes_submits
 
     def send(self, message: ToWorker) -> None:

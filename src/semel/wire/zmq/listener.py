@@ -158,7 +158,7 @@ class WorkerListener:
 
     @property
     def generations(self) -> Mapping[int, int]:
-        """How many frontends are here with the keys of each generation that is accepted."""
+        """Return how many frontends are here with the keys of each generation that is accepted."""
         found = Counter(peer.generation for peer in self.peers)
         return {one.number: found[one.number] for one in self._keys.generations}
 
@@ -224,7 +224,7 @@ class WorkerListener:
             self._flush_soon(peer.identity)
 
     def _bound_generations(self, keys: TransportKeys) -> tuple[Generation, ...]:
-        """Those that need a socket of their own."""
+        """Return those that need a socket of their own."""
         return keys.generations if self.address.startswith("tcp://") else keys.generations[-1:]
 
     def _bind(self, generation: Generation) -> None:

@@ -55,11 +55,11 @@ class Side:
     client: Client
 
     def cpu_s(self) -> float:
-        """The CPU time of all its processes so far."""
+        """Return the CPU time of all its processes so far."""
         return cpu_s(self.server.pids())
 
     def frontend_cpu_s(self) -> float:
-        """The CPU time of its HTTP processes so far."""
+        """Return the CPU time of its HTTP processes so far."""
         return cpu_s(self.server.frontend_pids())
 
 
@@ -77,7 +77,7 @@ class Bench:
 
     @property
     def is_here(self) -> bool:
-        """Whether the processes of both sides can be inspected."""
+        """Return whether the processes of both sides can be inspected."""
         return self.sides.semel.server.is_here and self.sides.vllm.server.is_here
 
     async def turns(

@@ -26,7 +26,7 @@ class Limit:
     value: float
 
     def is_kept(self, value: float) -> bool:
-        """Whether a figure is within the limit."""
+        """Return whether a figure is within the limit."""
         return value <= self.value if self.kind == "at most" else value >= self.value
 
 
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def is_stage(self) -> bool:
-        """Whether it only says where semel's time goes."""
+        """Return whether it only says where semel's time goes."""
         return ", stage " in self.name
 
     @property
@@ -95,24 +95,24 @@ class Row:
 
     @property
     def ok(self) -> bool | None:
-        """Whether it is within its limit; None without a limit or without the figure."""
+        """Return whether it is within its limit; None without a limit or without the figure."""
         return None if self.limit is None or self.judged is None else self.limit.is_kept(self.judged.value)
 
     @property
     def is_sure(self) -> bool:
-        """Whether the whole interval is on the same side of the limit."""
+        """Return whether the whole interval is on the same side of the limit."""
         if self.limit is None or self.judged is None:
             return False
         return self.limit.is_kept(self.judged.low) == self.limit.is_kept(self.judged.high)
 
 
 def compared(name: str, unit: str, turns: Pair[list[float]]) -> Row:
-    """A row of medians and their ratio."""
+    """Return a row of medians and their ratio."""
     return Row(name, unit, median_of(turns.semel), median_of(turns.vllm), ratio_of(turns.semel, turns.vllm))
 
 
 def grown(name: str, unit: str, turns: Pair[list[float]]) -> Row:
-    """A row of slopes and their ratio: by how much a measurement grows from turn to turn."""
+    """Return a row of slopes and their ratio: by how much a measurement grows from turn to turn."""
     ratio = slope_ratio(turns.semel, turns.vllm)
     return Row(name, unit, slope_of(turns.semel), slope_of(turns.vllm), ratio, turns)
 
@@ -124,7 +124,7 @@ def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Ro
 
 
 def _check_of(row: Row) -> Check:
-    """A row as a check, in the common form of benchmarks."""
+    """Return a row as a check, in the common form of benchmarks."""
     limit, judged = row.limit, row.judged
     if limit is None or judged is None:
         return Check(row.name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)
@@ -134,5 +134,5 @@ def _check_of(row: Row) -> Check:
 
 
 def checks_of(rows: Sequence[Row]) -> tuple[Check, ...]:
-    """All rows as checks."""
+    """Return all rows as checks."""
     return tuple(map(_check_of, rows))

@@ -35,7 +35,7 @@ class Images:
     drawn: int = 0
 
     def draw(self, size: Size) -> bytes:
-        """A new image as JPEG."""
+        """Return a new image as JPEG."""
         self.drawn += 1
         width, height = size.value
         noise = (round(width / _CELL), round(height / _CELL))
@@ -47,18 +47,18 @@ class Images:
 
 
 def image_part(data: bytes, kind: str = "jpeg") -> dict[str, Any]:
-    """An image as part of a message."""
+    """Return an image as part of a message."""
     url = f"data:image/{kind};base64,{pybase64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text as part of a message."""
+    """Return a text as part of a message."""
     return {"type": "text", "text": text}
 
 
 def chat(*contents: Sequence[dict[str, Any]] | str, **fields: object) -> bytes:
-    """A request with these messages; roles alternate, and the user's message is the first."""
+    """Return a request with these messages; roles alternate, and the user's message is the first."""
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
     return json.dumps({"messages": messages, "temperature": 0.0, "max_tokens": 1, **fields}).encode()

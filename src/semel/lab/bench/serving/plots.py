@@ -57,7 +57,7 @@ def draw(report: ServeReport, folder: Path) -> list[Path]:
 
 
 def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
-    """The plots that a report allows."""
+    """Yield the plots that a report allows."""
     named = {row.name: row for row in rows}
     adds = [row for row in rows if row.name.endswith("what the image adds") and row.vllm is not None]
     if adds:
@@ -129,7 +129,7 @@ def _draw_turns(canvas: Canvas, drawing: Drawing) -> None:
 
 
 def _top(series: Sequence[Sequence[float]]) -> float:
-    """Where the axis ends: a turn that took far longer than almost all others does not flatten the lines."""
+    """Return where the axis ends: a turn that took far longer than almost all others does not flatten the lines."""
     values = sorted(value for one in series for value in one)
     return 1.5 * values[int(0.95 * (len(values) - 1))]
 

@@ -115,7 +115,7 @@ class Options:
             )
 
     def scenarios(self) -> list[str]:
-        """The scenarios that run, in their order."""
+        """Return the scenarios that run, in their order."""
         if self.source is not None:
             return list(_WITH_SOURCE)
         unknown = [name for name in self.only if name not in SCENARIOS]
@@ -130,7 +130,7 @@ class Options:
         return self.source / ".venv" / "bin" / "python"
 
     def are_elsewhere(self) -> bool:
-        """Whether both servers are running elsewhere; naming only one of them is an error."""
+        """Return whether both servers are running elsewhere; naming only one of them is an error."""
         if (self.baseline is None) != (self.semel is None):
             raise ConfigError("--baseline and --semel go together: both servers run already, or both are started here")
         if self.semel is not None and self.transport != "ipc":
@@ -170,7 +170,7 @@ async def run(options: Options, tell: Tell) -> ServeReport:
 
 
 async def measure(servers: Running, names: Sequence[str]) -> list[Row]:
-    """The rows of these scenarios. Those that need another engine run last, when vLLM's server has ended."""
+    """Return the rows of these scenarios. Those that need another engine run last, when vLLM's server has ended."""
     rows: list[Row] = []
     for name in names:
         scenario = (SCENARIOS | _WITH_SOURCE)[name]
@@ -203,7 +203,7 @@ async def _servers(
 
 
 def _other(options: Options, launch: Launch) -> AbstractAsyncContextManager[Server]:
-    """What semel is compared with: bare vLLM, or another checkout."""
+    """Return what semel is compared with: bare vLLM, or another checkout."""
     if options.source is None:
         return vllm_server(launch)
     scratch = launch.scratch / "other"
@@ -248,7 +248,7 @@ def _enlarge(model: Path) -> None:
 
 
 def _describe(options: Options, launch: Launch | None, seed: int, names: Sequence[str]) -> dict[str, object]:
-    """The facts that a reader needs to repeat the run."""
+    """Return the facts that a reader needs to repeat the run."""
     described: dict[str, object] = {"quick": options.quick, "scenarios": list(names), "seed": seed}
     if launch is None:
         return described | {"semel_url": options.semel, "vllm_url": options.baseline}

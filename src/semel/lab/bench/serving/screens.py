@@ -36,7 +36,7 @@ class Screens:
     drawn: int = 0
 
     def draw(self) -> bytes:
-        """A new screen as PNG."""
+        """Return a new screen as PNG."""
         self.drawn += 1
         chance = random.Random(f"screen {self.seed}/{self.drawn}")
         screen = Image.new("RGB", (WIDTH, HEIGHT), _colour(chance, 60, 140))

@@ -17,12 +17,12 @@ _SECONDS, _TIMES = (
 
 
 async def scrape(client: Client) -> Scrape:
-    """The current metrics of a frontend."""
+    """Return the current metrics of a frontend."""
     return Scrape.parse(await client.read("/metrics"))
 
 
 def stage_rows(prefix: str, before: Scrape, after: Scrape) -> list[Row]:
-    """The mean duration of each stage between the two scrapes, for stages that were entered."""
+    """Return the mean duration of each stage between the two scrapes, for stages that were entered."""
     rows = []
     for stage, times in after.values(_TIMES, "stage").items():
         entered = times - before.total(_TIMES, stage=stage)

@@ -25,7 +25,7 @@ class Work:
     """Bytes of features that frontends sent to workers; None if nobody counts them."""
 
     def since(self, before: Work) -> Work:
-        """What was done after `before`."""
+        """Return what was done after `before`."""
         return Work(
             self.decoded - before.decoded,
             self.preprocessed - before.preprocessed,

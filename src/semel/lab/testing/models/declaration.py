@@ -94,7 +94,7 @@ class Declaration:
     serving: Serving
 
     def tiny_model(self) -> TinyModel:
-        """The entry of the table of families."""
+        """Return the entry of the table of families."""
         return TinyModel(self.write, self.serving)
 
     def write(self, directory: Path) -> None:

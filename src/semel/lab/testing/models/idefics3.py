@@ -85,7 +85,7 @@ def _family(
     template: str,
     own: Mapping[str, Any],
 ) -> Declaration:
-    """One of the families; `name` is that of its classes, `own` are values of both its configurations."""
+    """Return one of the families; `name` is that of its classes, `own` are values of both its configurations."""
 
     def config(id_of: IdOf) -> Any:
         import transformers

@@ -161,7 +161,7 @@ class InternVLChatConfig(PretrainedConfig):
 
 
 def _original_shapes(config: JsonConfig) -> Shapes:
-    """The tensors of the original checkpoints: transformers has no class for them, but for the text model."""
+    """Return the tensors of the original checkpoints: transformers has no class for them, but for the text model."""
     from transformers import Qwen2Config
 
     size = _TOWER_SIZE

@@ -85,7 +85,7 @@ _TOWER = {
 
 
 def _clip_values(id_of: IdOf, name: str, **own_text: Any) -> dict[str, Any]:
-    """The values of a configuration with a CLIP tower and a Llama; `name` is that of its classes."""
+    """Return the values of a configuration with a CLIP tower and a Llama; `name` is that of its classes."""
     return {
         "architectures": [f"{name}ForConditionalGeneration"],
         "dtype": "float32",

@@ -227,7 +227,7 @@ def _qwen3_processor(tokenizer: Any) -> Any:
 
 
 def _published_experts(tensors: Tensors) -> Tensors:
-    """The published checkpoints have three matrices for each expert, and all names begin with the thinker."""
+    """Rename as published: three matrices for each expert, and all names begin with the thinker."""
     published: Tensors = {}
     for name, tensor in tensors.items():
         base, is_expert, matrix = name.rpartition(".experts.")

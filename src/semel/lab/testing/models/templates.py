@@ -46,7 +46,7 @@ _ITEM = """\
 
 
 def chat_template(items: Mapping[str, str], *, start: str = "''", turn: str, end: str, answer: str) -> str:
-    """A template that writes an item as `items` says for its modality.
+    """Return a template that writes an item as `items` says for its modality.
 
     `start` begins the prompt, `turn` and `end` surround a message, and `answer` begins the model's own: each is a Jinja
     expression. Items are plain text.

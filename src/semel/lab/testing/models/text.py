@@ -34,7 +34,7 @@ NORM_EPSILON = 0.1
 
 
 def text_config(max_positions: int, *, bos: int, eos: int, **own: Any) -> dict[str, Any]:
-    """The `text_config` of a family; `own` has the values of that family only."""
+    """Return the `text_config` of a family; `own` has the values of that family only."""
     return {
         "vocab_size": VOCABULARY_TOKENS,
         "hidden_size": HIDDEN_SIZE,

@@ -33,7 +33,7 @@ class Serving:
 
     @property
     def engine_flags(self) -> tuple[str, ...]:
-        """What follows the model on the command line of `vllm serve` or `semel worker`."""
+        """Return what follows the model on the command line of `vllm serve` or `semel worker`."""
         return (
             *("--dtype", self.dtype, "--enforce-eager", "--max-model-len", str(self.max_model_len)),
             *("--limit-mm-per-prompt", json.dumps(dict(self.max_items))),

@@ -57,7 +57,7 @@ class Talk:
         self._messages: list[Any] = []
 
     def next(self) -> bytes:
-        """The request of the next turn: all messages so far, and a new screen."""
+        """Return the request of the next turn: all messages so far, and a new screen."""
         if self._messages:
             self._messages.append(_ANSWER)
         self._messages.append([image_part(self._screens.draw(), "png"), text_part(_QUESTION)])
@@ -144,7 +144,7 @@ def turns_that_fit(max_tokens: int, first: int, second: int) -> int:
 
 
 async def agent(bench: Bench) -> list[Row]:
-    """All three conversations, turn by turn."""
+    """Hold all three conversations, turn by turn."""
     turns = await _turns(bench)
     talks = {name: _talk(bench, number) for number, name in enumerate(("vllm", "inline", "reference"))}
     semel, vllm = bench.sides.semel, bench.sides.vllm
@@ -166,7 +166,7 @@ async def agent(bench: Bench) -> list[Row]:
 
 
 async def _turns(bench: Bench) -> int:
-    """The number of turns that the model's context has room for. Asking also warms up both sides."""
+    """Return the number of turns that the model's context has room for. Asking also warms up both sides."""
     counts: dict[str, list[int]] = {}
     for name in ("semel", "vllm"):
         side: Side = getattr(bench.sides, name)
@@ -194,7 +194,7 @@ async def _counted(ask: _Asks, body: bytes, side: Side, work_of: _WorkOf) -> Loo
 
 
 def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look]) -> list[Row]:
-    """The figures of three conversations with equally many turns."""
+    """Return the figures of three conversations with equally many turns."""
     turns = len(vllm)
     whole = f"{turns} turns"
     theirs = _latencies(vllm)
@@ -271,7 +271,7 @@ def _with_cpu_time(ask: _Asks, server: Server) -> _Asks:
 
 
 async def compare_with_engine(bench: Bench, semel: _Asks, floor: Floor) -> list[Row]:
-    """A conversation of semel's and one of the engine's."""
+    """Hold a conversation of semel's and one of the engine's."""
 
     async def ask_floor(body: bytes) -> Look:
         answer = await floor.ask(body)

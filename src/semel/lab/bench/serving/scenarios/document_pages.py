@@ -66,7 +66,7 @@ async def pages(bench: Bench) -> list[Row]:
 
 
 def draw_page(seed: int, number: int) -> bytes:
-    """A page of text as PNG, another one for each number."""
+    """Return a page of text as PNG, another one for each number."""
     chance = random.Random(f"page {seed}/{number}")
     page = Image.new("L", (WIDTH, HEIGHT), 255)
     drawing, font = ImageDraw.Draw(page), ImageFont.load_default_imagefont()

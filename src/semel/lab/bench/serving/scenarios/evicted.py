@@ -36,7 +36,7 @@ Turn = tuple[float, float]
 
 
 async def evicted(bench: Bench) -> list[Row]:
-    """What an eviction adds to an ask, and how many asks were encoded."""
+    """Return what an eviction adds to an ask, and how many asks were encoded."""
     before = await worker_metrics(bench.sides.semel)
     rows, asks = [], 0
     for name, (size, count) in _CYCLES.items():
@@ -99,7 +99,7 @@ def _column(turns: Pair[list[Turn]], place: int) -> Pair[list[float]]:
 
 
 async def worker_metrics(side: Side) -> Scrape | None:
-    """The metrics of semel's worker, if it was started here."""
+    """Return the metrics of semel's worker, if it was started here."""
     if side.server.admin_url is None:
         return None
     async with Client(side.server.admin_url) as admin:

@@ -28,7 +28,7 @@ _TEXT: Final = chat(_QUESTION)
 
 
 async def text(bench: Bench) -> list[Row]:
-    """A question without images."""
+    """Ask a question without images."""
 
     async def ask(side: Side, _turn: int) -> float:
         return (await side.client.must(CHAT, _TEXT)).seconds * 1e3
@@ -53,7 +53,7 @@ async def new(bench: Bench) -> list[Row]:
 
 
 async def again(bench: Bench) -> list[Row]:
-    """A repeated image, each time with a request without one: what does the image add?"""
+    """Measure what a repeated image adds to a request without one."""
     return [row for name, size in _SIZES.items() for row in await _again(bench, name, size)]
 
 
@@ -79,7 +79,7 @@ async def _again(bench: Bench, name: str, size: Size) -> list[Row]:
 
 
 async def _spent_again(bench: Bench, name: str, body: bytes) -> list[Row]:
-    """The CPU time of a repeat, which other load on the machine does not change; and semel's time by stage."""
+    """Measure the CPU time of a repeat, which other load on the machine does not change; and semel's time by stage."""
     if not bench.is_here:
         return []
 
@@ -118,7 +118,7 @@ async def conversation(bench: Bench) -> list[Row]:
 
 
 async def _spent_on_question(bench: Bench, what: str, body: bytes) -> list[Row]:
-    """What a request takes, by process of both sides, and by stage of semel."""
+    """Return what a request takes, by process of both sides, and by stage of semel."""
     if not bench.is_here:
         return []
     pids = {id(side): side.server.roles() for side in (bench.sides.semel, bench.sides.vllm)}
@@ -144,7 +144,7 @@ async def _spent_on_question(bench: Bench, what: str, body: bytes) -> list[Row]:
 
 
 def _talk(bench: Bench) -> list[bytes]:
-    """The bodies of a conversation; the last one has no new image."""
+    """Return the bodies of a conversation; the last one has no new image."""
     said: list[Any] = []
     bodies = []
     for _ in range(_CONVERSATION_IMAGES):
@@ -155,7 +155,7 @@ def _talk(bench: Bench) -> list[bytes]:
 
 
 async def repeats(bench: Bench) -> list[Row]:
-    """A series of questions; four in five repeat an earlier image."""
+    """Ask a series of questions; four in five repeat an earlier image."""
     count = bench.effort.long_turns * 5
     bodies = [_question(bench, Size.SQUARE) for _ in range(count)]
     order = stream(count, random.Random(bench.images.seed))
@@ -172,7 +172,7 @@ async def repeats(bench: Bench) -> list[Row]:
 
 
 def stream(count: int, rng: random.Random) -> list[int]:
-    """The image of each question: the first is new, then one in five."""
+    """Return the image of each question: the first is new, then one in five."""
     seen = [0]
     stream = [0]
     for _ in range(count - 1):

@@ -38,7 +38,7 @@ async def memory(bench: Bench) -> list[Row]:
 
 
 async def _settled(bench: Bench) -> tuple[int, int]:
-    """What each side takes once that changes no more: semel loads a spare process after it is ready."""
+    """Return what each side takes once that changes no more: semel loads a spare process after it is ready."""
     servers = bench.sides.semel.server, bench.sides.vllm.server
     before = mine, theirs = 0, 0
     for _ in range(_MAX_LOOKS):

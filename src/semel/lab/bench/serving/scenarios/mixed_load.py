@@ -56,7 +56,7 @@ class Ask:
 
 
 def plan(requests: int, seed: int) -> list[Ask]:
-    """The requests of a load, in order."""
+    """Return the requests of a load, in order."""
     rng = random.Random(seed)
     images = max(requests // _REPEATS, 1)
     kinds = rng.choices(tuple(Kind), (1 - _REFUSED - _ABORTED, _REFUSED, _ABORTED), k=requests)
@@ -64,7 +64,7 @@ def plan(requests: int, seed: int) -> list[Ask]:
 
 
 async def mixed(bench: Bench) -> list[Row]:
-    """The same load on both sides, one after the other. Nothing is timed."""
+    """Run the same load on both sides, one after the other. Nothing is timed."""
     asks = plan(bench.effort.mixed_requests, bench.images.seed)
     images = [bench.images.draw(Size.SMALL) for _ in range(max(ask.image for ask in asks) + 1)]
     failed: list[int] = []
@@ -80,7 +80,7 @@ async def mixed(bench: Bench) -> list[Row]:
 
 
 async def drive(client: Client, asks: Sequence[Ask], images: Sequence[bytes], on_done: Callable[[int], None]) -> int:
-    """The number of good requests that failed."""
+    """Return the number of good requests that failed."""
     left, done, failed = iter(asks), 0, 0
 
     async def work() -> None:

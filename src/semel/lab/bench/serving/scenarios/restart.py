@@ -41,7 +41,7 @@ _SERVERS: Final = ("valkey-server", "redis-server")
 
 
 def restart_flags(store: str) -> tuple[str, ...]:
-    """The flags of semel's side: an embedding tier, and the fleet's store."""
+    """Return the flags of semel's side: an embedding tier, and the fleet's store."""
     return ("--embedding-tier-gb", "1", "--embedding-store", store)
 
 
@@ -68,7 +68,7 @@ async def running_store() -> AsyncIterator[str]:
 
 
 async def restart(bench: Bench) -> list[Row]:
-    """How many published images are encoded again after a restart, and what the first ask of one takes."""
+    """Return how many published images are encoded again after a restart, and what the first ask of one takes."""
     if bench.launch is None:
         raise ConfigError("--only restart kills servers, so it starts its own: leave --baseline and --semel out")
     count = _MORE_TURNS * bench.effort.long_turns
@@ -120,7 +120,7 @@ def _counts(before: Scrape, after: Scrape, encoded_by_vllm: int) -> list[Row]:
 
 
 def encoder_inputs(server: Server) -> int:
-    """What vLLM has encoded, as its log tells it of every step."""
+    """Return what vLLM has encoded, as its log tells it of every step."""
     assert server.log is not None
     return sum(map(int, _ENCODED.findall(server.log.read_text(errors="replace"))))
 

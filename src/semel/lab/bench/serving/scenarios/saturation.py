@@ -54,7 +54,7 @@ async def _bursts(bench: Bench, what: str, bodies: Sequence[bytes]) -> Pair[list
 
 
 async def _drive(client: Client, bodies: Sequence[bytes], seconds: float) -> int:
-    """The number of answered requests, including those in flight when the time is over."""
+    """Return the number of answered requests, including those in flight when the time is over."""
     until, answered = perf_counter() + seconds, 0
 
     async def ask_on(number: int) -> None:
