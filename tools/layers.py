@@ -77,7 +77,7 @@ def nodes_of(module: str) -> Sequence[ast.AST]:
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
-    """What a module imports, anywhere in it: a module where a module is named, else the module that has the name."""
+    """Return a module's imports, anywhere in it: a module where one is named, else the module that has the name."""
     found = set[str]()
     for node in nodes_of(module):
         if isinstance(node, ast.ImportFrom):

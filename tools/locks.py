@@ -1,4 +1,4 @@
-"""What the containers install: every package at one version, each file by its hash.
+"""Locks of the containers: every package at one version, each file by its hash.
 
 `scripts/lock` writes `containers/*.lock` from pyproject.toml within `containers/versions.txt`. A lock keeps the
 versions that it has as long as they fit; `--upgrade` takes the newest. An image that is built twice installs the same
@@ -108,7 +108,7 @@ def _entry(text: str) -> Locked:
 
 
 def requirements(project: Mapping[str, Any], lock: Lock) -> list[Requirement]:
-    """What pyproject.toml names for a lock, on the containers' platform: with the extras that an extra includes."""
+    """Return a lock's requirements in pyproject.toml, on the containers' platform: with the extras of an extra."""
     if not lock.extras:
         return [Requirement(line) for line in project["build-system"]["requires"]]
     return [*_applicable(project["project"], lock.extras), *map(Requirement, lock.added)]

@@ -40,7 +40,7 @@ _DIST_INFO: Final = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "license
 
 
 class Refused(Exception):
-    """What was built must not be published."""
+    """A build that must not be published."""
 
 
 def check_tag(tag: str, version: str, changes: str) -> None:

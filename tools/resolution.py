@@ -1,4 +1,4 @@
-"""What pip resolves for a frontend and for a worker, and whether the two can work together.
+"""The packages that pip resolves for a frontend and for a worker, and whether the two can work together.
 
 A frontend and a worker refuse each other unless the packages of the processor's fingerprint have the same major and
 minor versions on both, and decode every probe alike. Machines are installed one by one, each from its own extra, so the

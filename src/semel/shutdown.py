@@ -1,4 +1,4 @@
-"""How a process of ours learns that it should end: first in good order, and if it is told again, at once."""
+"""Shutdown by signals: in good order at the first, at once at the second."""
 
 from __future__ import annotations
 

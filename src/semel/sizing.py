@@ -1,4 +1,4 @@
-"""How much memory a host needs, from what runs on it and what its caches hold. Arithmetic, no I/O.
+"""Memory of a host, from what runs on it and what its caches hold; and the CPU cores that a process may use.
 
 The constants are what the processes of semel and vLLM 0.32 take by themselves, measured; a figure for another version
 is measured anew, and `semel bench serve` holds the sum to what a running host takes.
@@ -36,7 +36,7 @@ LIBRARIES: Final = 65 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What runs on a host. Bytes are those that are held; for the most that it may take, give the capacities."""
+    """The processes and caches of a host. Bytes are those held; for the most that it may take, give the capacities."""
 
     processes: int
     """Preprocessing processes of each frontend (`--preprocessing-processes`), without its loaded spare."""

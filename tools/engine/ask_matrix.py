@@ -77,7 +77,7 @@ def run(name: str, folder: Path, logs: Path, options: argparse.Namespace) -> Mat
 
 
 def show_all() -> None:
-    """What each configuration is."""
+    """Print each configuration."""
     for name, one in MATRIX.items():
         variables = " ".join(f"{key}={value}" for key, value in one.environment.items())
         shims = " ".join(f"+{shim.lower()}" for shim in one.shims)

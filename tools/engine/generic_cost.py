@@ -1,4 +1,4 @@
-"""What the generic path costs over a fast one, in CPU time: `scripts/generic-cost`.
+"""The CPU time of the generic path over that of a fast one: `scripts/generic-cost`.
 
 The same images through `--processor vllm` and `--processor hf`, on families that have both, in turns. A new item costs
 its processing and the proof of its layout in the worker; a repeat costs the prompt alone. Fails over the limits.

@@ -1,4 +1,4 @@
-"""Whether semel runs with a version of vLLM: `scripts/compat VERSION`.
+"""Compatibility of semel with a version of vLLM: `scripts/compat VERSION`.
 
     scripts/compat 0.33.0 --static   # what its wheel has of the names that semel uses; no engine, under 2 minutes
     scripts/compat 0.31.0            # that, then an environment with it, and the sixteen probes of bare vLLM and semel
@@ -46,7 +46,7 @@ _INSTALL_S: Final = 3_600.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one source has of the names that another one has."""
+    """The names of one source that another one has too."""
 
     missing: tuple[Name, ...]
     """What the release should have and has not, or not with these parameters."""

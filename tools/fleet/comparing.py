@@ -32,7 +32,7 @@ Frontends = Mapping[str, Sequence[Node]]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a load came to, over all its rounds."""
+    """The result of a load, over all its rounds."""
 
     tallies: Sequence[Tally]
     counts: Sequence[Counts]

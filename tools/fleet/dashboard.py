@@ -47,7 +47,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Line:
-    """What a query answered: one series."""
+    """The answer to a query: one series."""
 
     name: str
     seconds: list[float]

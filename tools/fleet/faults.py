@@ -72,7 +72,7 @@ COLUMNS: Final = (
 
 @dataclass
 class Seen:
-    """What clients saw during a fault."""
+    """The answers that clients got during a fault."""
 
     good: int = 0
     before: list[str] = field(default_factory=list)

@@ -53,7 +53,7 @@ async def drive(urls: list[str], load: Load, *, progress: bool = False) -> Tally
 async def drive_fleet(
     fleet: Fleet, load: Load, *, progress: bool = False, compared: Callable[[Any], Any] | None = None
 ) -> tuple[Tally, Counts]:
-    """Send the same through the frontends of a fleet; return the figures, and what it counted meanwhile, the chats alone left out."""
+    """Send the same through the frontends of a fleet; return the results and its counters, without the chats alone."""
     images = draw_images(load.images)
     frontends, workers = fleet.running_frontends, fleet.running_workers
     reference = await ask_alone(fleet.urls, load.chats(), images, compared=compared)

@@ -26,7 +26,7 @@ MAX_RATIO, MAX_SHARE = 1.05, 0.001
 
 
 class _Frontend:
-    """What one frontend knows."""
+    """The state of one frontend."""
 
     def __init__(self, ranking: Ranking, workers: int, balance: type[Balance]) -> None:
         self.balance = balance(ranking)

@@ -41,7 +41,7 @@ class Path:
 
 @dataclass(slots=True)
 class Figures:
-    """What a path came to, a value for each round; latencies for each request."""
+    """The result of a path, a value for each round; latencies for each request."""
 
     repeats_s: list[float] = field(default_factory=list)
     new_s: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What each attack costs the server and another tenant: `python -m tools.security.attack` prints a table.
+"""The cost of each attack for the server and another tenant: `python -m tools.security.attack` prints a table.
 
 The attacks are valid and expensive requests, or merely rude ones (`attacks`, `review_attacks`). One tenant attacks;
 another one sends a chat of 16 tokens four times a second; a probe asks `/ready` (vLLM: `/health`) twenty times a

@@ -68,7 +68,7 @@ KINDS: Final[dict[str, Draw]] = {"short": short, "long": long, "images": images,
 
 @dataclass
 class Tenant:
-    """What one tenant got."""
+    """The share that one tenant got."""
 
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=lambda: [0])

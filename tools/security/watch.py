@@ -1,4 +1,4 @@
-"""What another tenant and a probe see of a server that is attacked, and what its processes use meanwhile."""
+"""Another tenant's and a probe's view of a server that is attacked, and what its processes use meanwhile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ENDED_S: Final = 60.0
 
 @dataclass
 class Seen:
-    """What was seen while something went on."""
+    """The figures while something went on."""
 
     victim_s: list[float] = field(default_factory=list)
     victim_failures: Counter[str] = field(default_factory=Counter)

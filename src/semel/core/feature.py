@@ -62,7 +62,7 @@ class Tensor:
 
 
 class Origin(Struct, frozen=True, array_like=True):
-    """What an item was made of, without its content: enough to compute the layout again.
+    """The source of an item, without its content: enough to compute the layout again.
 
     A struct, because it is sent as it is.
     """

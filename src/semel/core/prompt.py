@@ -45,7 +45,7 @@ _NEIGHBOURS: Final = 4  # average number of placeholders per mark of a timeline'
 
 
 class Mask:
-    """Which positions of a placeholder take an embedding.
+    """The positions of a placeholder that take an embedding.
 
     Immutable, and shared by all placeholders of one layout. The running count is computed once per layout, no matter
     how often requests contain its item.

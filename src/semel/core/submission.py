@@ -33,7 +33,7 @@ class Trace(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class AnswerParsing:
-    """How to parse the answer to a chat: which tool calls it may contain, and whether reasoning is separate."""
+    """Settings for parsing the answer to a chat: the tool calls it may contain, and whether reasoning is separate."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] = "none"
@@ -90,7 +90,7 @@ class Submission:
 
 
 class Output(Struct, frozen=True):
-    """What the engine generated since the last output.
+    """The tokens that the engine generated since the last output.
 
     A struct, because there is one per token: creating it takes 0.4 µs, a dataclass takes 5.8.
     """

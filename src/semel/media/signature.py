@@ -1,4 +1,4 @@
-"""What kind of media a file is, by its first bytes. Pure.
+"""The modality of a file, by its first bytes. Pure.
 
 It decides only how a file that was uploaded is used in a chat. Decoding looks for itself, and trusts nothing of it.
 """

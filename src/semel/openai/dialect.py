@@ -1,4 +1,4 @@
-"""Where a request has media, and how one is named by an id. Pure: values in, values out.
+"""Dialects of requests: the media in them, and their ids. Pure: values in, values out.
 
 A dialect is one API: `ChatCompletions` and `Responses` are OpenAI's. What knows the shape of a request or an answer is
 in its dialect; the rest of the package knows digests and ids.
@@ -57,7 +57,7 @@ class Dialect(Protocol):
         ...
 
     def answer(self, body: Body, answer: Body) -> Body | None:
-        """What a caller that sent `body` expects of an answer or an event: None of an event that is not for it."""
+        """Return an answer or event as a caller that sent `body` expects it: None for an event that is not for it."""
         ...
 
 
@@ -85,7 +85,7 @@ class ChatCompletions:
         return _ids(answer)
 
     def is_end(self, event: Body) -> bool:  # noqa: ARG002
-        """A stream ends with `[DONE]`."""
+        """Detect the end of a stream: `[DONE]`."""
         return False
 
     def answer(self, body: Body, answer: Body) -> Body | None:
@@ -119,7 +119,7 @@ class Responses:
         return _ids(_response(answer))
 
     def is_end(self, event: Body) -> bool:
-        """A stream ends with the complete answer."""
+        """Detect the end of a stream: it is the complete answer."""
         return event.get("type") in ("response.completed", "response.incomplete")
 
     def answer(self, body: Body, answer: Body) -> Body | None:

@@ -81,7 +81,7 @@ class Exchange:
         return False
 
     def accept(self) -> None:
-        """The request was answered as the caller wrote it: if it was refused otherwise, that was our doing."""
+        """Note that the request was answered as the caller wrote it: a refusal before that was our doing."""
         if self._was_refused:
             self._memory.forget(self._server, self._ids)
             self._memory.leave(self._server)
@@ -94,7 +94,7 @@ class Exchange:
         return True
 
     def leave(self) -> None:
-        """The answer is complete, and had no ids."""
+        """Note that the answer is complete, and had no ids."""
         self._memory.leave(self._server)
 
     def is_end(self, event: Body) -> bool:
@@ -140,7 +140,7 @@ class EventReader:
         return bytes(seen)
 
     def end(self) -> bytes:
-        """The stream has ended; what is left of it."""
+        """End the stream; return what is left of it."""
         rest, self._rest = self._rest, b""
         return rest
 

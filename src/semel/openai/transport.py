@@ -183,7 +183,7 @@ def _with_content(request: httpx.Request, exchange: Exchange) -> httpx.Request:
 
 
 def _form(response: httpx.Response, exchange: Exchange) -> Literal["events", "whole", "foreign"]:
-    """How the last response is read: a foreign one is passed on as it is. What was sent unchanged is accepted."""
+    """Read the last response: a foreign one is passed on as it is. A request that was sent unchanged is accepted."""
     if not response.is_success:
         return "foreign"
     if not exchange.is_changed:

@@ -52,7 +52,7 @@ class Family:
         return True
 
     def insertion(self, modality: Modality, index: int, placeholder: str) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
         del modality, index
         return placeholder
 
@@ -74,7 +74,7 @@ class Family:
         return output
 
     def item_tokens(self, config: Mapping[str, Any], replacement: Sequence[int]) -> slice:
-        """Which tokens of those that the processor puts in a placeholder's place are the item's, and not the text's."""
+        """Select the item's tokens, not the text's, of those that the processor puts in a placeholder's place."""
         del config, replacement
         return slice(None)
 
@@ -183,7 +183,7 @@ _CLASS_TOKENS: Final[Mapping[str, int]] = {"clip_vision_model": 1, "siglip_visio
 
 
 class Llava(Family):
-    """How many embeddings an image has follows from its pixels, which vLLM does not tell by itself."""
+    """Images whose number of embeddings follows from their pixels, which vLLM does not report by itself."""
 
     separates_text = True
     layout_from_size = True
@@ -272,7 +272,7 @@ class Qwen2VL(Family):
 def _patchify(
     plain: Callable[..., tuple[Any, int, int]], images: Any, patch_size: int, merge_size: int, temporal_patch_size: int
 ) -> tuple[Any, int, int]:
-    """What the HF image processor's own method gives, of bytes: for an image of 1024×1024 in 2.9 ms instead of 4.6.
+    """Cut bytes as the HF image processor's own method does: an image of 1024×1024 in 2.9 ms instead of 4.6.
 
     It moves 6.4 MB one by one, and twice, as a patch has two equal frames. Here rows of patches move as wholes, then
     the colours of a patch part, then it is doubled as a whole. Of floats the memory is the limit, and nothing is won.

@@ -149,7 +149,7 @@ class HfProcessor:
         return self.family.encoder_decoder
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
         return self.family.insertion(modality, index, self.placeholders[modality])
 
     def placeholder_text(self, modality: Modality) -> str:

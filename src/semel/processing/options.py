@@ -1,4 +1,4 @@
-"""Which `mm_processor_kwargs` a request may set.
+"""The `mm_processor_kwargs` that a request may set, and the origin of an item, which records them.
 
 They are keyword arguments of foreign code, some of which fetch URLs, open files, choose devices or pad to any length.
 So names are taken from a list, and values are numbers and switches within a bound (threats S1, S5, S15).

@@ -1,4 +1,4 @@
-"""What a processor is, the two kinds of it, and which of them a model gets.
+"""Processors: the protocol, the two kinds of it, and the choice between them.
 
 `hf` is the model's own HF processor, for the families that semel knows; `vllm` is the one that vLLM registers, for any
 model that vLLM knows. Their features may be equal, but nobody has proved it for every model: so each has a fingerprint
@@ -45,7 +45,7 @@ class Processor(Protocol):
 
     @property
     def assembly(self) -> Mapping[Modality, AssemblyKind]:
-        """How the items of each modality enter a prompt; empty for an encoder-decoder, whose prompts have none."""
+        """The way of each modality's items into a prompt; empty for an encoder-decoder, whose prompts have none."""
 
     @property
     def hf_processor(self) -> Any:
@@ -64,7 +64,7 @@ class Processor(Protocol):
         """Return whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
 
     def placeholder_text(self, modality: Modality) -> str:
         """Return what stands in a prompt's text where the chat template has written a modality's placeholder token."""

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a frontend knows by itself of a tokenizer that runs in the pool."""
+    """A frontend's own knowledge of a tokenizer that runs in the pool."""
 
     texts: tuple[str, ...]
     """The text of each token alone, by its id."""
@@ -65,7 +65,7 @@ class EngineTokenizer:
 
 
 def vocabulary_of(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> Vocabulary | None:
-    """What a frontend needs to know if texts are tokenised in the pool; None if the folder's file does as well."""
+    """Return what a frontend needs if texts are tokenised in the pool; None if the folder's file does as well."""
     if raw is None:
         return None
     tokenizer = EngineTokenizer(raw)

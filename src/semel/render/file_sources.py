@@ -167,7 +167,7 @@ class FileSources:
 
 
 class _References:
-    """What contents are called in a tenant's memory: a digest over their id and all that an item's digest covers."""
+    """The names of contents in a tenant's memory: a digest over their id and all that an item's digest covers."""
 
     def __init__(self, identity_of: IdentityOf) -> None:
         self._identity_of = identity_of

@@ -1,4 +1,4 @@
-"""Which connections a server takes, and which of them it closes for the sake of others (threats S25). Pure.
+"""Admission of connections, and eviction of some for the sake of others (threats S25). Pure.
 
 A connection has a place from the moment it is accepted, before a byte of it is read. While a connection is silent (no
 request has come yet) it can be closed for another: a client that means well sends its request at once. An idle one,
@@ -28,7 +28,7 @@ idle, or in the reserve; no request, or no end of the handshake, in time.
 
 
 class Stage(Enum):
-    """What a connection does."""
+    """The state of a connection."""
 
     SILENT = "silent"
     """No request has come yet, or nothing but one without a valid key."""
@@ -61,15 +61,15 @@ class Place:
         """Closes the connection."""
 
     def enter(self, stage: Stage) -> None:
-        """The connection does something else from now on."""
+        """Change what the connection does from now on."""
         self._admission.move(self, stage)
 
     def release(self) -> None:
-        """The connection is gone. Any number of times."""
+        """Release the place of a connection that is gone. Any number of times."""
         self._admission.move(self, None)
 
     def give_up(self, reason: str) -> None:
-        """The connection is closed, for one of the `REASONS`."""
+        """Close the connection, for one of the `REASONS`."""
         if self.stage is not None:
             self._admission.closed[reason] += 1
             self.release()
@@ -217,14 +217,14 @@ class _ConnectionsByAddress:
         return self._total
 
     def add(self, place: Place) -> None:
-        """One more, as the youngest of its address."""
+        """Add a place, as the youngest of its address."""
         places = self._places.setdefault(place.address, {})
         places[place] = None
         self._total += 1
         self._resize(place.address, len(places) - 1, len(places))
 
     def remove(self, place: Place) -> None:
-        """One less."""
+        """Remove a place."""
         places = self._places[place.address]
         del places[place]
         self._total -= 1

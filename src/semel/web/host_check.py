@@ -33,7 +33,7 @@ def allowed_hosts_at(host: str, names: Sequence[str], *, has_keys: bool) -> tupl
 
 
 def is_allowed_host(header: str, allowed: Sequence[str]) -> bool:
-    """Whether a `Host` header names this machine, or one of these hosts. `.example.com` stands for all below it."""
+    """Return whether a `Host` header names this machine or one of these hosts; `.example.com` means all below it."""
     host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() and not header.endswith("]") else header
     host = host.strip("[]").lower().rstrip(".")
     if host in allowed or is_loopback(host) or host.endswith(f".{LOCAL}"):

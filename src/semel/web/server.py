@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def _stop_accepting(self, accepting: asyncio.Task[None]) -> None:
-        """A server that accepts nothing must not stay: it ends, and whoever runs it is told."""
+        """Stop a server that accepts nothing: it ends with an error."""
         if not accepting.cancelled() and (error := accepting.exception()) is not None:
             self.failure = error
             self.should_exit = True

@@ -31,7 +31,7 @@ DERIVED: Final = 0
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """What one role has of one generation."""
+    """The keys of one role and one generation."""
 
     number: int
     secret: bytes

@@ -1,4 +1,4 @@
-"""When an end of a session gives a sign of life, and how long it waits for the peer's. Pure, the time is passed in.
+"""Heartbeats of a session and the deadline for the peer's; and timers. Pure, the time is passed in.
 
 While something goes on in a session, both ends beat once a second: a message that is lost, and a frontend that is gone,
 are noticed with the next beat. A session in which nothing goes on beats ten times more seldom; a worker that tells how
@@ -33,7 +33,7 @@ class Liveness:
         self._beat = now + self._deadlines.heartbeat_s
 
     def hear(self, now: float, *, is_activity: bool) -> None:
-        """A message came, which may be more than a sign of life."""
+        """Note a message, which may be more than a sign of life."""
         self._heard = now
         if is_activity:
             self._note_activity(now)
@@ -107,7 +107,7 @@ class Timers(Generic[_K]):
         return self._heap[0][0] if self._heap else inf
 
     def set(self, key: _K, when: float) -> None:
-        """The key is due at this time, and not at the one before."""
+        """Set the time at which a key is due, in place of the one before."""
         if self._times.get(key) != when:
             self._times[key] = when
             heappush(self._heap, (when, next(self._numbers), key))
@@ -116,7 +116,7 @@ class Timers(Generic[_K]):
                 heapify(self._heap)
 
     def discard(self, key: _K) -> None:
-        """The key is never due."""
+        """Remove a key: it is never due."""
         self._times.pop(key, None)
 
     def pop_due(self, now: float) -> list[_K]:

@@ -19,7 +19,7 @@ Role = Literal["frontend", "worker"]
 
 @dataclass(frozen=True, slots=True)
 class HandshakeTranscript:
-    """What both ends of a handshake have seen when they prove that they have the key."""
+    """The messages that both ends of a handshake have seen when they prove that they have the key."""
 
     protocol: int
     frontend_id: str

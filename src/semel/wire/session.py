@@ -419,7 +419,7 @@ class Traffic:
         return self.read - self.reported
 
     def acknowledge(self, total: int) -> None:
-        """The peer reports that it has read this total."""
+        """Note that the peer has read this total."""
         if not self.acknowledged <= total <= self.sent:
             raise Violation("order", f"the peer claims to have read {total:,} bytes of {self.sent:,} sent")
         self.acknowledged = total

@@ -309,7 +309,7 @@ def _serve_bare(folder: str) -> None:
 
 
 def _bare_render(folder: Path) -> tuple[Render, Callable[[], None]]:
-    """What vLLM's API server does with a body, up to the frames for its engine core; and how to clear its cache."""
+    """Return vLLM's way from a body to the frames for its engine core, and a call that clears its cache."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest as BareRequest
     from vllm.renderers import renderer_from_config

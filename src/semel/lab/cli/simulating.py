@@ -30,7 +30,7 @@ _FAULTS: Final = "crash, broken, slow, join; with --level whole also drain, fron
 
 @dataclass(frozen=True, slots=True)
 class SimulateSettings:
-    """What `semel simulate` takes."""
+    """The options of `semel simulate`."""
 
     level: Literal["decisions", "whole"] = flag(
         "decisions",

@@ -54,7 +54,7 @@ class RecordedImage(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """What `scripts/load --compare --record` writes."""
+    """The output of `scripts/load --compare --record`."""
 
     frontends: int
     workers: int

@@ -1,4 +1,4 @@
-"""What things cost in a simulated fleet, in seconds: guesses (`MODELLED`), or read from `semel bench serve --json`.
+"""The costs of a simulated fleet, in seconds: guesses (`MODELLED`), or read from `semel bench serve --json`.
 
 Only the costs of preprocessing, encoding and generating differ much between machines. Counts of encodes, hits and bytes
 hardly depend on any of them.
@@ -25,7 +25,7 @@ _HD_TOKENS: Final = 2_691
 
 @dataclass(frozen=True)
 class Costs:
-    """What a frontend, a network and an engine take for each thing."""
+    """The seconds that a frontend, a network and an engine take for each thing."""
 
     pixel_s: float = 33e-9
     """Of decoding and preprocessing, for each pixel of an image."""

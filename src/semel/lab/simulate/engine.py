@@ -43,7 +43,7 @@ class EngineLimits:
 
 
 class Prompts:
-    """Where the items of each prompt are: a conversation's next prompt begins with its last one and the answer to it.
+    """The items' positions in prompts: a conversation's next prompt begins with its last one and the answer to it.
 
     What comes anew is behind that. If items that were shown are left out, everything is anew.
     """
@@ -264,7 +264,7 @@ class EngineModel:
         self.residency.release_all(job.request.id)
 
     def _plan(self, job: Job, tokens: int, embeds: int) -> tuple[int, int]:
-        """How many tokens of a prompt are computed in this step, and the embeddings that may yet be encoded in it."""
+        """Plan the tokens of a prompt that are computed in this step, and the embeddings that may yet be encoded."""
         if tokens <= 0:
             return 0, embeds
         if job.released < len(job.request.keys):

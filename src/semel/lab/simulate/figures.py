@@ -1,4 +1,4 @@
-"""What a simulated run is judged by: counters, times and loads; the same for both levels. Only simulated time is in it.
+"""Figures of a simulated run: counters, times and loads; the same for both levels. Only simulated time is in it.
 
 Of the same seed the JSON is the same, byte for byte.
 """

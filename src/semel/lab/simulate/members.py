@@ -1,4 +1,4 @@
-"""What a simulated fleet of decisions is made of: its sizes, a worker and a request."""
+"""Parts of a simulated fleet of decisions: its sizes, a worker, a request, and cells."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ModelledRequest:
         self.link: Link
 
     def arrive(self) -> None:
-        """What it sends is there, or never will be."""
+        """Note that its data is there, or never will be."""
         if self.is_arriving:
             self.is_arriving = False
             self.link.sent.end(self.brought)
@@ -168,7 +168,7 @@ CellBy = Literal["tenant", "conversation"]
 
 @dataclass(frozen=True)
 class CellWorkload:
-    """What one cell gets of a workload."""
+    """The part of a workload that one cell gets."""
 
     workload: Workload
     cell: int

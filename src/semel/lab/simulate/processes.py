@@ -65,7 +65,7 @@ _WORKER_KEYS: Final = transport_keys(_KEY, "worker")
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
-    """How many processes there are, and what each has."""
+    """The number of processes, and the size of each."""
 
     frontends: int = 4
     workers: int = 3
@@ -94,7 +94,7 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What all simulated processes share."""
+    """The state that all simulated processes share."""
 
     size: FleetSize
     costs: Costs

@@ -71,7 +71,7 @@ class _Reader:
 
 
 class Addresses:
-    """Who listens where."""
+    """The listeners by address."""
 
     def __init__(self) -> None:
         self.listening: dict[str, _ServerSocket] = {}

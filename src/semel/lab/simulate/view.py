@@ -1,4 +1,4 @@
-"""What the frontends of a simulated fleet know, and how they choose: with the shipped `Balance`, pending requests,
+"""The knowledge of a simulated fleet's frontends, and their choice: with the shipped `Balance`, pending requests,
 failover and ejection.
 
 A thousand balances of a thousand workers would have to hear of every worker four times a second. All frontends are told
@@ -171,7 +171,7 @@ def name_of(worker: int) -> str:
 
 
 class Link:
-    """What a frontend knows of one worker beyond what everybody was told."""
+    """A frontend's own knowledge of one worker, beyond what everybody was sent."""
 
     __slots__ = ("number", "others", "pending", "sent", "unanswered")
 

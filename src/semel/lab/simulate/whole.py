@@ -48,7 +48,7 @@ _EXPLAINED: Final = (EngineFailed, NotReady, RequestQuarantined, WorkerLost)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is simulated."""
+    """The plan of a simulation."""
 
     workload: Workload
     size: FleetSize = field(default_factory=FleetSize)

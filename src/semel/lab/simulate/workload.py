@@ -1,4 +1,4 @@
-"""What clients ask of a simulated fleet: requests with their images, in order of time. The same seed asks the same.
+"""Workloads of a simulated fleet: requests with their images, in order of time. The same seed asks the same.
 
 A workload is a script (what a conversation shows from turn to turn) and the traffic (how many begin, when, of whom).
 Conversations have no memory of their length: each goes on after a turn with the same chance. So a run can begin with as
@@ -82,7 +82,7 @@ class Ask:
 
 
 class Workload(Protocol):
-    """Where requests come from."""
+    """A source of requests."""
 
     def asks(self, rng: Random) -> Iterator[Ask]:
         """Return the requests, in order of time."""
@@ -104,7 +104,7 @@ def image(key: int, size: tuple[int, int] | None = None) -> Item:
 
 
 class Script(Protocol):
-    """What a conversation shows."""
+    """The images of a conversation."""
 
     @property
     def turns(self) -> float:
@@ -218,7 +218,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Traffic:
-    """How many requests come, and of whom."""
+    """The rate of requests, and their tenants."""
 
     rate: float
     """Requests a second, on average over a day."""

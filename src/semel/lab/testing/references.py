@@ -31,7 +31,7 @@ class Rejection(Exception):
 
 @dataclass
 class ReferenceServer:
-    """What the server keeps, and how it behaves."""
+    """The server's state and behaviour."""
 
     returns_ids: bool = True
     is_strict: bool = False

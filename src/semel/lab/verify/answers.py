@@ -38,14 +38,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a server said instead."""
+    """The error of a server that gave no answer."""
 
     status: int
     message: str
 
     @property
     def is_the_client_s(self) -> bool:
-        """Whether the request was at fault: two such refusals are alike. A server's own failure is like nothing."""
+        """Return whether the request was at fault: two such refusals are alike, a server's own failures are not."""
         return 400 <= self.status < 500
 
 

@@ -1,4 +1,4 @@
-"""What is wrong where semel answers otherwise than bare vLLM. Pure: from the answers alone.
+"""Causes of answers that differ from bare vLLM's. Pure: from the answers alone.
 
 Each kind of fault leaves its mark. An option of the processor changes how many tokens an image has. Planes that are
 swapped make semel answer an image as vLLM answers the same image with its planes swapped. An item that is lost makes it

@@ -24,7 +24,7 @@ Replies = dict[str, Reply]
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What both servers answered."""
+    """The answers of both servers."""
 
     questions: tuple[Question, ...]
     semel: Replies

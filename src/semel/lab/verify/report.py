@@ -130,7 +130,7 @@ def _gpus() -> list[str]:
 
 
 def describe_model(model: str | None) -> dict[str, Any]:
-    """What kind of model it is, without its name: its architecture, its type, and a hash of its configuration."""
+    """Describe a model without its name: its architecture, its type, and a hash of its configuration."""
     path = None if model is None else Path(model).expanduser() / "config.json"
     if path is None or not path.is_file():
         return {"model": "not a folder of this machine"}

@@ -44,7 +44,7 @@ _MODALITIES: Final[tuple[Modality, ...]] = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What is to be proven."""
+    """The subject of a proof."""
 
     servers: Options
     """The two servers; `only` names the scenarios that are measured."""

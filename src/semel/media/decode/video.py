@@ -165,7 +165,7 @@ def _decode(container: av.container.InputContainer, count: int) -> Iterator[av.V
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """How to display a frame's pixels: transpose first, then mirror."""
+    """The display transform of a frame's pixels: transpose first, then mirror."""
 
     swapped: bool
     mirrored_x: bool

@@ -1,4 +1,4 @@
-"""Which addresses are on the public internet: one table, the same under every version of Python. Pure.
+"""Addresses of the public internet: one table, the same under every version of Python. Pure.
 
 `ipaddress` changed its answers between versions, and serves more purposes than this one. Here an IPv4 address is public
 unless it is in the table. An IPv6 address is public only if it is in the one range that public addresses come from, and

@@ -176,7 +176,7 @@ class Fetcher:
         return self._cache.get(key)
 
     def _is_usable(self, stored: StoredResponse) -> bool:
-        """Whether a response may be served without revalidation: still fresh, and each of its hops still allowed."""
+        """Return whether a response may be served without revalidation: fresh, and each of its hops still allowed."""
         if not stored.freshness.is_fresh(self._now()):
             return False
         previous: WebUrl | None = None

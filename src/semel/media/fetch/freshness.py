@@ -1,4 +1,4 @@
-"""How long a response may be reused: HTTP's rules for a private cache (RFC 9111). Pure.
+"""Freshness of a response: HTTP's rules for a private cache (RFC 9111). Pure.
 
 Only the origin's statements count: a response without a lifetime is revalidated on every use, and nothing is ever
 served stale. Each response is cached for one tenant, so `private` does not prevent it and `s-maxage` does not apply.
@@ -27,7 +27,7 @@ _DIRECTIVE: Final = re.compile(r"""\s*+([^\s=,;"]++)(?:\s*+=\s*+(?:"((?:[^"\\]|\
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """What a response states about its reuse, and when it was received."""
+    """The reuse that a response allows, and the time when it was received."""
 
     received_at: float
     """Time of arrival."""

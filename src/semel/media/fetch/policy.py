@@ -1,4 +1,4 @@
-"""Which URLs may be fetched: decided from values alone, and denied unless allowed (threats S1).
+"""Rules for the URLs that may be fetched: from values alone, and denied unless allowed (threats S1).
 
 A host must be allowed by name, and its address must be public or in an allowed network. Hosts that only `*` allows may
 have public addresses only: an operator who allows a private network must name the hosts in it. No I/O.
@@ -95,7 +95,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """Which media URLs may be fetched. By default: none."""
+    """The media URLs that may be fetched. By default: none."""
 
     allowed_domains: tuple[HostRule, ...] = ()
     """Allowed hosts."""

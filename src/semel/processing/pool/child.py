@@ -1,4 +1,4 @@
-"""What runs in a process of the pool: `python -m semel.processing.pool.child FD [MEMORY] [json]`.
+"""The program of a pool process: `python -m semel.processing.pool.child FD [MEMORY] [json]`.
 
 It serves one pipe, one order at a time, and ends when the other end closes, however that happened. Media are decoded
 here and nowhere else, under a limit of memory and of time (threats S6): what native code does wrong ends this process

@@ -1,4 +1,4 @@
-"""How a program of the pool is started: which interpreter, which descriptors, which environment."""
+"""Start of the pool's programs: interpreter, descriptors, and an environment without secrets (threats S23)."""
 
 from __future__ import annotations
 

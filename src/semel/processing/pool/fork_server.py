@@ -88,7 +88,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Where the processes of a pool come from. It is started for the first of them, and anew if it has died."""
+    """The source of a pool's processes. It is started for the first of them, and again if it has died."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder  # of the model whose processor they will load
@@ -127,7 +127,7 @@ class ForkServer:
             return forked
 
     def count_crash(self) -> None:
-        """A process that it has forked has crashed: after some, the next ones come from another fork server."""
+        """Count a crash of a forked process: after some, the next ones come from another fork server."""
         self._crashes += 1
         if self._crashes >= _MAX_CRASHES:
             self._retire()

@@ -32,7 +32,7 @@ Spend = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class OfferLimits:
-    """What a feature may be (threats S21): what is larger is dropped where it was made, and no room is made for it."""
+    """The limits of a feature (threats S21): a larger one is dropped where it was made; nothing is evicted for it."""
 
     max_bytes: int = 256 * 1024**2
     """Of its tensors: no more can be sent to a worker."""
@@ -134,12 +134,12 @@ class Job(ABC, Generic[_T]):
             self.spend(offer.nbytes)
 
     def succeed(self, made: _T) -> None:
-        """Its caller gets what was made, if it is still there."""
+        """Give its caller the result, if it is still there."""
         if not self.made.done():
             self.made.set_result(made)
 
     def fail(self, error: SemelError) -> None:
-        """Its caller gets the error, unless it has got something already."""
+        """Give its caller the error, unless it has got something already."""
         if not self.made.done():
             self.made.set_exception(error)
             self.made.exception()  # seen: no complaint if the caller is cancelled before it wakes up

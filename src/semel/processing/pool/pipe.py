@@ -1,4 +1,4 @@
-"""What a pool and its processes say to each other, and how it is framed. No I/O: both ends read and write themselves.
+"""The protocol between a pool and its processes. No I/O: both ends read and write themselves.
 
 A frame is a header (two lengths), a message of a closed union, and a payload of raw bytes: an item's media one way, its
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
@@ -130,7 +130,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a process says of the processor that it has loaded: enough to render prompts without one."""
+    """The description of a process's loaded processor: enough to render prompts without one."""
 
     fingerprint: str
     """With the results of the probes, if they were run."""
@@ -182,7 +182,7 @@ class Description:
         )
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
         if modality not in self.placeholders and modality not in self.assembly:
             raise ConfigError(f"this model takes no {modality}")
         return self.insertions.get(modality, self.placeholders.get(modality, "")).replace(_NUMBER, str(index))
@@ -351,7 +351,7 @@ class Assembled(msgspec.Struct, frozen=True, tag="assembled"):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """What was offered is gone."""
+    """The answer to `Drop`: the offer is gone."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -46,7 +46,7 @@ _BACKGROUND_START_TIMEOUT_S: Final = 600.0
 
 
 class Handle(Protocol):
-    """What is known of a process, however it was started: `asyncio.subprocess.Process` has it too."""
+    """A process, however it was started: `asyncio.subprocess.Process` has it too."""
 
     @property
     def pid(self) -> int:

@@ -35,7 +35,7 @@ class _Record:
 
 
 class Quarantine:
-    """What ended a process lately, and what its sender is told instead of another try."""
+    """The media that ended a process lately, each with the error that its sender gets instead of another try."""
 
     def __init__(
         self, *, max_items: int = 1_024, keep_s: float = 900.0, clock: Callable[[], float] = time.monotonic

@@ -60,7 +60,7 @@ class Staging:
             await asyncio.get_running_loop().run_in_executor(threads, self._copy, view, feature_segment, end)
 
     def expect(self, tenant: str) -> None:
-        """The process is about to write a feature of this tenant."""
+        """Expect the process to write a feature of this tenant."""
         self._tenant = tenant
 
     async def forget_others(self, tenant: str, threads: Executor) -> None:

@@ -66,7 +66,7 @@ def restrict_files(readable: Iterable[Path], version: int) -> None:
 
 
 def seccomp_available(architecture: Architecture) -> None:
-    """Whether the kernel runs filters: raises if it does not."""
+    """Raise if the kernel runs no filters."""
     _call(_libc().syscall, architecture.seccomp, _ACTION_AVAILABLE, 0, struct.pack("=I", _ERRNO_ACTION))
 
 

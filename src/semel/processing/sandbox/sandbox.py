@@ -51,7 +51,7 @@ _LIMITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Which layers are around a process, and why others are not."""
+    """The layers around a process, and the reasons why others are missing."""
 
     active: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)

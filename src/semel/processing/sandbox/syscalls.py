@@ -172,7 +172,7 @@ _NUMBERS: Final[Mapping[str, tuple[int, int | None]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a filter has to know of a processor."""
+    """The numbers that a filter needs about a CPU."""
 
     name: str
     """As `platform.machine()` says it."""

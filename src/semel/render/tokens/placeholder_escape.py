@@ -86,7 +86,7 @@ def break_spellings(literals: Iterable[str], guard: str, *, apart: Iterable[str]
 
 
 def are_spelled(literals: Iterable[str], texts: Sequence[str]) -> bool:
-    """Whether a text spells one of the literals, or one text ends as a literal begins and one begins as it ends."""
+    """Return whether a text spells one of the literals, alone or where one text ends and another begins."""
     literals = tuple(literals)
     words = "\0".join(texts)
     if any(literal in words for literal in literals):

@@ -1,4 +1,4 @@
-"""When a frontend connects to a worker again: soon after a connection broke, seldom after a refusal that an operator
+"""Backoff of a frontend's reconnects: short after a connection broke, long after a refusal that an operator
 has to see to. Pure."""
 
 from __future__ import annotations

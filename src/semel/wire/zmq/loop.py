@@ -1,4 +1,4 @@
-"""What zmq sockets and sessions need from an event loop: reading, one timer, a bounded event queue. No tasks.
+"""The event loop of zmq sockets and sessions: reading, one timer, a bounded event queue. No tasks.
 
 Callbacks replace tasks: a message costs no wake-up of its own, messages of one loop iteration are sent together, and
 there is nothing to cancel on close.
@@ -55,7 +55,7 @@ class LoopBudget:
 
     @property
     def is_contended(self) -> bool:
-        """Whether others wait: a socket then reads one message and goes to the end, so that all are soon heard."""
+        """Return whether others wait: a socket then reads one message and goes to the end of the line."""
         return bool(self._waiting)
 
     def has_time(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where links and listeners get their sockets from: zmq, unless something else is given, such as a simulated network.
+"""Sockets of links and listeners: zmq's, unless others are passed, such as those of a simulated network.
 
 A socket reports messages, and the end of its connection, to the callbacks that it was opened with. All of its methods
 and callbacks belong to one event loop.

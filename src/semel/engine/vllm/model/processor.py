@@ -126,7 +126,7 @@ class VllmProcessor:
         return {modality: rule.kind for modality, rule in self.assembler.rules.items()}
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
         try:
             text: str | None = self.model.get_placeholder_str(modality, index)
         except ValueError:  # how a model says that it has no words for a modality

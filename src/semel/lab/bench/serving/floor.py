@@ -31,7 +31,7 @@ _TAIL_CHARS: Final = 3_000
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """What the engine took for a chat."""
+    """The time that the engine took for a chat."""
 
     seconds: float
     cpu_s: float

@@ -1,4 +1,4 @@
-"""What the kernel reports about processes of this machine: parents, CPU time, context switches, memory."""
+"""The kernel's figures about processes of this machine: parents, CPU time, context switches, memory."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ServeReport:
         return all(row.ok is not False for row in self.rows)
 
     def to_json(self) -> str:
-        """Return one JSON object, on one line: `checks` as in every benchmark, `rows` with all figures and their errors."""
+        """Return one line of JSON: `checks` as in every benchmark, `rows` with all figures and their errors."""
         versions = {"semel": version("semel")}
         report = {
             "bench": "serve",

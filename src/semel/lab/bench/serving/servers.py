@@ -52,7 +52,7 @@ _COUNTING: Final = (*_PYTHON, "semel.lab.bench.serving.socket_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How both sides are started: the same model with the same flags."""
+    """The start of both sides: the same model with the same flags."""
 
     model: str
     flags: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a tiny model is to a test: how its folder is written, and how vLLM serves it."""
+"""A tiny model for tests: the writer of its folder, and the flags with which vLLM serves it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Serving", "TinyModel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How vLLM serves a tiny model on a CPU."""
+    """The flags with which vLLM serves a tiny model on a CPU."""
 
     max_items: Mapping[str, int]
     """How many items of each modality a prompt may have; the modalities are its keys."""

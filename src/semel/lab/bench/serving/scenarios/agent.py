@@ -83,7 +83,7 @@ _WorkOf = Callable[[Side], Awaitable[Work]]
 
 
 class _Asks(Protocol):
-    """How an agent asks."""
+    """A way of asking."""
 
     async def __call__(self, body: bytes) -> Look:
         """Send a request, and measure it."""
@@ -139,7 +139,7 @@ def _prompt_tokens(answer: bytes) -> int:
 
 
 def turns_that_fit(max_tokens: int, first: int, second: int) -> int:
-    """How many turns a context has room for, of which the first two had so many tokens; one more is the answer's."""
+    """Count the turns that fit a context, of which the first two had so many tokens; one more is the answer's."""
     return 1 + max(0, max_tokens - 1 - first) // (second - first)
 
 

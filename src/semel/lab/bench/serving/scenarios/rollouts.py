@@ -1,4 +1,4 @@
-"""What a trainer asks for: groups of 16 answers to one new image, as `n=16` or as 16 requests at once."""
+"""The requests of a trainer: groups of 16 answers to one new image, as `n=16` or as 16 requests at once."""
 
 from __future__ import annotations
 

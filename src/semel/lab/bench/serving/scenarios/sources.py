@@ -38,7 +38,7 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What a block of requests took, by unit."""
+    """The cost of a block of requests, by unit."""
 
     cpu_ms: float
     switches: float
