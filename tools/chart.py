@@ -248,8 +248,8 @@ def _flag_faults(container: Object, pod: Object, objects: Sequence[Object]) -> I
     listening = {values[name] for name in ("port", "metrics-port", "admin-port") if values.get(name)}
     if listen := values.get("listen"):
         listening.add(int(listen.rpartition(":")[2]))
-    if listening != (told := {port["containerPort"] for port in container["ports"]}):
-        yield f"it listens at {sorted(listening)} and tells {sorted(told)}"
+    if listening != (ports := {port["containerPort"] for port in container["ports"]}):
+        yield f"it listens at {sorted(listening)} and tells {sorted(ports)}"
     paths = {name: value for name, value in values.items() if isinstance(value, Path)}
     files = {value if name == "key-dir" else value.parent for name, value in paths.items()}
     if not files <= {Path(mount["mountPath"]) for mount in container["volumeMounts"]}:
@@ -344,7 +344,7 @@ def _remote_ports(deployment: Object) -> set[int]:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     try:
         values, _ = _parsed(container["name"], container["args"])
-    except Exception:  # noqa: BLE001 what its parser says is told with its Deployment
+    except Exception:  # noqa: BLE001 what its parser says is reported with its Deployment
         return set()
     ports = {StoreAddress.parse(node).port for node in (values.get("embedding-store") or "").split(",") if node}
     if endpoint := values.get("otlp-traces-endpoint"):

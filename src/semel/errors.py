@@ -189,7 +189,7 @@ class MediaNotAllowed(MediaError):
 
 
 class MediaUnavailable(MediaError):
-    """The URL of the media could not be fetched: whoever named it has to look after it, so it is no fault of ours."""
+    """The URL of the media could not be fetched: the client has to look after it, so it is no fault of ours."""
 
     code = "media_unavailable"
 
@@ -347,7 +347,7 @@ class TooManyBytes(Busy):
 
 
 class FeatureMissing(SemelError):
-    """Items were referred to by digest that are not held; whoever has their features sends them."""
+    """Items were referred to by digest that are not held; a holder of their features sends them."""
 
     def __init__(self, digests: Iterable[bytes]) -> None:
         self.digests = tuple(digests)
@@ -383,7 +383,7 @@ def error_for(code: str, message: str, fields: Collection[str] = ()) -> RequestE
 
 
 def told_kinds() -> Sequence[type[RequestError | ServiceError]]:
-    """Return every error that a client can be told of, breadth first."""
+    """Return every error that a client can get, breadth first."""
     kinds: list[type[RequestError | ServiceError]] = [RequestError, ServiceError]
     for kind in kinds:
         kinds += kind.__subclasses__()

@@ -3,7 +3,7 @@
     scripts/compat 0.33.0 --static   # what its wheel has of the names that semel uses; no engine, under 2 minutes
     scripts/compat 0.31.0            # that, then an environment with it, and the sixteen probes of bare vLLM and semel
 
-The static part compares with the vLLM that is installed here. A missing name fails; other code is only told, for
+The static part compares with the vLLM that is installed here. A missing name fails; other code is only reported, for
 a human to look at. The environment is made once, by `scripts/install`, in a folder of the user's cache; if this one has
 the version, it is used itself.
 """

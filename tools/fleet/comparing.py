@@ -41,7 +41,7 @@ class Figures:
 
     @property
     def failures(self) -> list[str]:
-        return [told for tally in self.tallies for told in (*tally.failures, *tally.lost)]
+        return [failure for tally in self.tallies for failure in (*tally.failures, *tally.lost)]
 
     @property
     def encodes_per_image(self) -> float:

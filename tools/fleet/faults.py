@@ -472,8 +472,8 @@ def table(world: World, names: list[str]) -> bool:
         ready = "was all the time" if seen.ready_s is None else f"{seen.ready_s:.1f}"
         title = f"{world.aborts:,} {name}" if FAULTS[name] is aborts else name
         _row(title, seen.good, len(seen.before), len(seen.in_stream), seen.again, f"{seen.gap_s:.1f}", ready)
-        for told in (*seen.before[:5], *seen.in_stream[:2]):
-            sys.stderr.write(f"  {told}\n")
+        for failure in (*seen.before[:5], *seen.in_stream[:2]):
+            sys.stderr.write(f"  {failure}\n")
     for name, where in ELSEWHERE.items():
         _row(name, where, *[""] * 5)
     return has_failed

@@ -38,7 +38,7 @@ from tools.fleet.transports import begin_paths, measure
 
 __all__ = ["drive", "drive_fleet", "drive_rivals", "main"]
 
-MAX_TOLD = 20
+MAX_SHOWN = 20
 TOKEN_SIDE = 28
 """Pixels of a side that one token of Qwen2-VL stands for."""
 
@@ -110,7 +110,7 @@ def _compare(model: Path, options: argparse.Namespace) -> int:
         prompt_tokens = asyncio.run(_prompt_tokens(fleet.urls[0])) if options.record else 0
     if options.record:
         options.record.write_text(json.dumps(_recorded(load, options, workers, found["semel"], prompt_tokens)))
-    for failure in [told for figures in found.values() for told in figures.failures][:MAX_TOLD]:
+    for failure in [one for figures in found.values() for one in figures.failures][:MAX_SHOWN]:
         sys.stderr.write(f"{failure[:400]}\n")
     _print({name: figures.table() for name, figures in found.items()}, as_json=options.json)
     return int(any(figures.failures for figures in found.values()))
@@ -196,7 +196,7 @@ def _model(folder: Path) -> Path:
 
 
 def _result(tally: Tally) -> dict[str, Any]:
-    for failure in tally.failures[:MAX_TOLD]:
+    for failure in tally.failures[:MAX_SHOWN]:
         sys.stderr.write(f"{failure[:400]}\n")
     return {
         "good": tally.good,

@@ -72,7 +72,10 @@ _NO_VERSIONS: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """The results of all probes in one process."""
+    """The results of all probes in one process: small media that every frontend and worker decodes when it starts.
+
+    Two processes with equal results make equal features, whatever patches of their libraries they run.
+    """
 
     catalogue: str
     """Which probes: a hash of their names and media."""
@@ -81,7 +84,7 @@ class Probes:
     """The hashes of what came out, in the catalogue's order."""
 
     versions: Mapping[str, str] = field(default_factory=lambda: _NO_VERSIONS, compare=False)
-    """Of the libraries, to be told where results differ; equal results may have different ones."""
+    """Of the libraries, to be reported where results differ; equal results may have different ones."""
 
     def __len__(self) -> int:
         return len(self.results) // PROBE_BYTES

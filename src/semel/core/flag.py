@@ -1,6 +1,6 @@
 """Flags: each is declared once, on the field of the settings section that it fills.
 
-A section is a frozen dataclass beside its component. `flag` makes one of its fields a flag, with a default, bounds,
+A section is a frozen dataclass next to its component. `flag` makes one of its fields a flag, with a default, bounds,
 help and a group. A field whose type is a section contains that section's flags. The command line, `--help`, the
 reference page and the tests are generated from `flags_of`. Values only: this module uses no parser and no component.
 """

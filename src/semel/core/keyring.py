@@ -4,8 +4,8 @@ A keyring stores hashes of the keys, made with a random secret of its own. It ca
 does not depend on how close a key is to a valid one (threats S17).
 
 A key may be given to it hashed: `sha256:` and 64 hexadecimal digits. A slow hash is for passwords that people choose:
-it makes guessing them dear. An API key is random, 128 bits as the docs make it, and cannot be guessed at any speed; and
-whatever a hash costs, strangers could spend on the event loop, once for each wrong key that they send.
+it makes guessing them expensive. An API key is random, 128 bits as the docs make it, and cannot be guessed at any
+speed; and strangers could spend the cost of a hash on the event loop, once for each wrong key that they send.
 """
 
 from __future__ import annotations

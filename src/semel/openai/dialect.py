@@ -73,7 +73,7 @@ class ChatCompletions:
         return _digests(body, _parts(body.get("messages"), "content"))
 
     def request(self, body: Body, ids: Sequence[str | None]) -> Body:
-        """Return the request that names media by ids and asks for ids. In a stream they are beside the usage."""
+        """Return the request that names media by ids and asks for ids. In a stream they come with the usage."""
         messages = _named(body["messages"], ids, _reference, "content")
         options: dict[str, Any] = {}
         if body.get("stream") and not _has_usage(body):

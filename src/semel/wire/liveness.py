@@ -89,7 +89,10 @@ _FEW: Final = 64
 
 
 class Timers(Generic[_K]):
-    """One time for each key."""
+    """One time for each key, in a heap.
+
+    A time that is replaced stays in the heap until it is reached, or until such times are most of it.
+    """
 
     def __init__(self) -> None:
         self._times: dict[_K, float] = {}

@@ -44,7 +44,7 @@ class HandshakeTranscript:
 
 
 def curve_secret(key: Key, role: Role) -> bytes:
-    """Return the X25519 secret of a role that has no other: whoever has the fleet key can be either role."""
+    """Return the X25519 secret of a role that has no other: any holder of the fleet key can be either role."""
     return _derive(key, f"semel.wire.curve.{role}.1".encode())
 
 

@@ -1,7 +1,7 @@
 """The sessions of `semel bench fleet`: one worker's listener and many links to it, over tcp with CURVE, in one process.
 
 The listener runs in a thread with an event loop of its own, so that the time of either side is that of its threads.
-The links are those of a frontend, each taken for another worker: all of them are told at once what the worker holds.
+The links are those of a frontend, each taken for another worker: all of them get at once what the worker holds.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure_sessions(options: FleetOptions, items: Mapping[Digest, FeatureInfo],
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A listener in a thread of its own, which tells whoever comes what it holds."""
+    """A listener in a thread of its own, which tells every client what it holds."""
 
     items: Mapping[Digest, FeatureInfo]
     loop: asyncio.AbstractEventLoop = field(default_factory=uvloop.new_event_loop)

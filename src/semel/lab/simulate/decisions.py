@@ -237,7 +237,7 @@ class Decisions:
             self._begin(request)
 
     def _begin(self, request: ModelledRequest) -> None:
-        """The engine has all that it needs: it takes the request, and the frontend is told what it holds now."""
+        """The engine has all that it needs: it takes the request, and the frontend learns what it holds now."""
         worker, updates = request.worker, self._view.updates
         if request not in worker.requests:
             return

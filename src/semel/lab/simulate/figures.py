@@ -69,7 +69,7 @@ class Figures:
     requests: int = 0
     answered: int = 0
     refused: int = 0
-    """Told why they are not answered."""
+    """Refused with a reason."""
 
     failed_over: int = 0
     """Sent to a second worker."""

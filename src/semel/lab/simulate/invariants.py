@@ -1,8 +1,8 @@
 """Invariants at the end of every simulated run, when all requests have ended and all faults are over.
 
-Every request was answered once or told why. Every frontend is linked to every worker, and knows exactly what it holds.
-Nothing is left of any request: in an intake, in notes, in transfers, in an engine. Every byte that was sent was read,
-or was lost by a fault. Without a fault no session ends.
+Every request was answered once, or refused with a reason. Every frontend is linked to every worker, and knows exactly
+what it holds. Nothing is left of any request: in an intake, in notes, in transfers, in an engine. Every byte that was
+sent was read, or was lost by a fault. Without a fault no session ends.
 """
 
 from __future__ import annotations

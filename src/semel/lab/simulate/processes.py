@@ -231,7 +231,7 @@ class FrontendProcess:
         await self.members.close()
 
     async def ask(self, ask: Ask, request_id: str, places: Sequence[int], on_token: Callable[[int], None]) -> None:
-        """Send a request and read its answer; raises what the client is told."""
+        """Send a request and read its answer; raises the error that the client gets."""
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)

@@ -1,7 +1,7 @@
 """The knowledge of a simulated fleet's frontends, and their choice: with the shipped `Balance`, pending requests,
 failover and ejection.
 
-A thousand balances of a thousand workers would have to hear of every worker four times a second. All frontends are told
+A thousand balances of a thousand workers would have to hear of every worker four times a second. All frontends get
 the same at the same time, so they share one balance. A frontend knows better only of the workers that it has requests
 at: those loads are put in before it chooses, and taken out again.
 """
@@ -100,7 +100,7 @@ class CacheUpdates:
         self.announced = Holders()
         self._number = [0] * workers
         self._recent: list[dict[Digest, list[tuple[int, bool]]]] = [{} for _ in range(workers)]
-        """By digest, the changes that not everybody was told of: their numbers, and whether it is held since."""
+        """By digest, the changes that not everybody was sent: their numbers, and whether it is held since."""
 
     def number(self, worker: int) -> int:
         """Return the number of a worker's last change."""
@@ -119,7 +119,7 @@ class CacheUpdates:
         self._recent[worker].setdefault(digest, []).append((self._number[worker], is_present))
 
     def publish(self, worker: int) -> tuple[int, int]:
-        """Everybody is told of a worker's changes. Returns how many items it has now, and how many no more."""
+        """Send everybody a worker's changes. Returns how many items it has now, and how many no more."""
         recent, bit = self._recent[worker], 1 << worker
         have = gone = 0
         for digest, changes in recent.items():
@@ -134,7 +134,7 @@ class CacheUpdates:
         return have, gone
 
     def holders(self, digest: Digest, ahead: Mapping[int, int]) -> int:
-        """Return the workers that hold an item, for a frontend that was told of some of them up to these numbers."""
+        """Return the workers that hold an item, for a frontend that knows of some up to these numbers."""
         workers = self.announced.get(digest)
         for worker, number in ahead.items():
             if changes := self._recent[worker].get(digest):
@@ -145,7 +145,7 @@ class CacheUpdates:
         return workers
 
     def holds(self, worker: int, digest: Digest, number: int) -> bool:
-        """Return whether a worker holds an item, for a frontend that was told of it up to this number."""
+        """Return whether a worker holds an item, for a frontend that was informed of it up to this number."""
         found = bool(self.announced.get(digest) >> worker & 1)
         for changed, is_present in self._recent[worker].get(digest, ()):
             if changed <= number:
@@ -177,7 +177,7 @@ class Link:
 
     def __init__(self, frontend: FrontendView, worker: int, others: int) -> None:
         self.others = others
-        """Requests of others, as last told."""
+        """Requests of others, as last reported."""
 
         self.unanswered = 0
         self.number = 0
@@ -270,7 +270,7 @@ class FleetView:
         return link
 
     def tell(self, worker: int, running: int) -> tuple[int, int]:
-        """Everybody is told what a worker has. Returns how many items are new to them, and how many gone."""
+        """Send everybody what a worker has. Returns how many items are new to them, and how many gone."""
         self.known_load[worker] = running
         if self.serving >> worker & 1:
             self._balance.set_load(worker, running)
@@ -288,7 +288,7 @@ class FleetView:
         return self.updates.publish(worker)
 
     def tell_one(self, frontend: FrontendView, worker: int, running: int) -> None:
-        """A frontend is told at once, with an answer of the worker to it."""
+        """Inform a frontend at once, with an answer of the worker to it."""
         if (link := frontend.links.get(worker)) is not None:
             link.hear(running)
             link.number = frontend.ahead[worker] = self.updates.number(worker)

@@ -103,7 +103,7 @@ class SliceServer:
         await self._record("DELETED", self._next_version_of(self._slices[name]))
 
     def compact(self) -> None:
-        """Forget how slices changed up to now: whoever watches from before has to list anew."""
+        """Forget how slices changed up to now: a watch from before has to list anew."""
         self._events.clear()
         self._oldest = self.version
 

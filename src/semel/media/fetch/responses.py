@@ -20,7 +20,7 @@ __all__ = ["ResponseCache", "ResponseKey", "StoredResponse"]
 ResponseKey = tuple[Tenant, WebUrl]
 
 _OVERHEAD_BYTES: Final = 2_048
-"""What an entry is charged beside its bytes and its texts: the objects that hold them."""
+"""What an entry is charged besides its bytes and its texts: the objects that hold them."""
 
 _HOP_BYTES: Final = 256
 """The same, for every URL."""

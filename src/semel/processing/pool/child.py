@@ -331,12 +331,11 @@ def _read(pipe: socket.socket, size: int) -> bytes:
     return data
 
 
-if __name__ == "__main__":
-    main()
-
-
 def check_header(processor: Any, media: Media, options: Mapping[str, object], max_tokens: int) -> None:
-    """Refuse an image that alone has more tokens than the model takes, as its HF processor declares."""
+    """Refuse an image that alone has more tokens than the model takes, before a pixel is decoded (threats S29).
+
+    HF processors declare how many tokens an image of a size becomes. Where one does not, its offer is checked.
+    """
     if media.modality != "image" or (tokens := tokens_from_header(processor, media.data, options)) is None:
         return
     if tokens >= max_tokens:
@@ -347,7 +346,7 @@ def check_header(processor: Any, media: Media, options: Mapping[str, object], ma
 
 
 def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object]) -> int | None:
-    """Return the tokens of an image, as it lies or turned; None if they cannot be told without its pixels."""
+    """Return the tokens of an image, as it lies or turned; None if they cannot be known without its pixels."""
     from PIL import Image
 
     if (count := getattr(processor, "_get_num_multimodal_tokens", None)) is None:
@@ -359,3 +358,7 @@ def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object
         return min(map(int, count(image_sizes=sizes, **options)["num_image_tokens"]))
     except Exception:  # noqa: BLE001 - foreign code, given a client's file and options: processing tells what is wrong
         return None
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from semel.telemetry.logs import is_json
 
 __all__ = ["CANNOT_FORK", "child_environment", "log_words", "start"]
 
+# A list of what to pass on: one of what to leave out (keys, tokens, credentials) would forget something (threats S23).
 _NAMES: Final = frozenset(
     {
         "ALL_PROXY",

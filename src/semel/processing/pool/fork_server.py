@@ -32,7 +32,7 @@ _PROGRAM: Final = "semel.processing.pool.preloaded_child"
 _START_TIMEOUT_S: Final = 600.0
 _END_TIMEOUT_S: Final = 5.0
 _MAX_CRASHES: Final = 8
-"""Forks have the addresses of their fork server. Whoever guesses them, by crash after crash, has so many tries."""
+"""Forks have the addresses of their fork server. An attacker that guesses them, crash by crash, has so many tries."""
 
 _MESSAGE_BYTES: Final = 32
 

@@ -118,7 +118,7 @@ class Forks:
     def _keep(self, pid: int, status: socket.socket) -> None:
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError as error:  # nobody could learn of its end; and whoever gets no process may start another
+        except OSError as error:  # nobody could learn of its end; and a caller that gets no process may start another
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             _report_failure(status, error)

@@ -27,7 +27,7 @@ _SMALL_BYTES: Final = 16 << 10
 """An order whose payload is shorter counts as so long: what is said of no text is some bytes too."""
 
 Spend = Callable[[int], None]
-"""Is told how many more bytes a request is about to hold, and raises if it may not."""
+"""Called with the number of bytes that a request is about to hold; raises if it may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Job(ABC, Generic[_T]):
     """Whether a process decodes media for it."""
 
     is_offered: ClassVar[bool] = False
-    """Whether a process offers what it has made, and is told whether it is taken."""
+    """Whether a process offers what it has made, and learns whether it is taken."""
 
     max_growth: ClassVar[int] = 0
     """How many bytes a process may send, without an offer, for each byte that it was sent (threats S21)."""
@@ -88,7 +88,7 @@ class Job(ABC, Generic[_T]):
     """
 
     context: Context = field(default_factory=copy_context)
-    """Of whoever asked first: a process is handed the next item by whoever is there."""
+    """Of the first caller: a process is handed the next item by any caller."""
 
     queued_at: float = field(default_factory=perf_counter)
 
@@ -115,7 +115,7 @@ class Job(ABC, Generic[_T]):
 
     @abstractmethod
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
-        """Return what a process answered with, or the error; `room` is where it was told to write."""
+        """Return what a process answered with, or the error; `room` is where it was ordered to write."""
 
     def offer_of(self, answer: Answer) -> Offer | None:
         """Return the offer that a first answer has to be; None if it failed, or if such a job is not offered."""

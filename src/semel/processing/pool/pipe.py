@@ -4,8 +4,8 @@ A frame is a header (two lengths), a message of a closed union, and a payload of
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
 message says (threats S10). One order, one answer: the two ends are never both sending. A process first offers what it
 has made: a feature, a layout, or the pieces of a clip, which can be a thousand times its size. Whether there is room is
-not the process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it is
-told to write there, and no tensor passes through the pipe. An answer is decoded on the event loop, so what can be long
+not the process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it
+has to write there, and no tensor passes through the pipe. An answer is decoded on the event loop, so what can be long
 in it is bytes and not a list, and all else is short (S32).
 """
 
@@ -123,7 +123,7 @@ _ITEM_ERRORS: Final[Mapping[str, type[SemelError]]] = {
         *(ServiceError, ConfigError),
     )
 }
-"""The errors that a process may raise, whoever has taken it over (threats S32)."""
+"""The errors that a process may raise, also one that was taken over (threats S32)."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -92,7 +92,7 @@ class Pool:
         self.processed = 0
         """Features made, including those whose caller had gone."""
         self.failed = 0
-        """Items that ended in an error, whoever was at fault."""
+        """Items that ended in an error, the service's fault or not."""
         self.assembled = 0
         """Prompts that were assembled."""
         self._load = processes.load
@@ -143,7 +143,7 @@ class Pool:
         `prepared` are processes of the same memory that were spawned ahead, and `fork_server` is where they came from:
         it has imported its libraries by now.
         """
-        read_config(folder)  # what is no model folder is told at once, not once torch is loaded
+        read_config(folder)  # what is no model folder is reported at once, not once torch is loaded
         load = Load(
             str(folder),
             target,
@@ -254,7 +254,7 @@ class Pool:
     async def cut(self, media: Media, spend: Spend, *, tenant: str = "") -> Pieces:
         """Return a clip in pieces that the model's encoder takes.
 
-        Pieces are samples, far more bytes than what they were decoded from. So `spend` is told how many before they
+        Pieces are samples, far more bytes than what they were decoded from. So `spend` gets their number before they
         are taken, and raises if they may not be.
         """
         self._admit(media)

@@ -24,7 +24,7 @@ from semel.processing.probes.results import media_results
 
 __all__ = ["class_names", "import_libraries", "main", "run_in_background"]
 
-_NICENESS: Final = 10  # about a tenth of what a thread gets that works beside it; all of a core that is idle
+_NICENESS: Final = 10  # about a tenth of what a thread gets that works next to it; all of a core that is idle
 
 _LIBRARIES: Final = (
     "av",
@@ -89,7 +89,7 @@ def _named(parts: Iterator[dict[str, Any]]) -> Iterator[str]:
 
 
 def _import_class(name: str) -> None:
-    with contextlib.suppress(Exception):  # foreign code, and a name from a file: whoever loads the model will say so
+    with contextlib.suppress(Exception):  # foreign code, and a name from a file: loading the model will report it
         getattr(import_module("transformers"), name)
 
 

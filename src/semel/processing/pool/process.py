@@ -90,7 +90,7 @@ class PoolProcess:
         in_background: bool = False,
         probes: bool = False,
     ) -> Self:
-        """Start a process, which does nothing until it is told what to load. `stages`: whether it has staging memory.
+        """Start a process, which does nothing until it gets `Load`. `stages`: whether it has staging memory.
 
         The fork server forks it, if there is one that can. In the background its libraries are imported and the
         `probes`, if it is to have them, are decoded meanwhile, and the processors are left to those who work.
@@ -167,7 +167,7 @@ class PoolProcess:
         max_payload_bytes: int = 0,
         max_message_bytes: int = MAX_ANSWER_BYTES,
     ) -> tuple[Answer, memoryview]:
-        """Send an order and read its answer. Whoever stops half-way has to end the process.
+        """Send an order and read its answer. A caller that stops half-way has to end the process.
 
         An answer with a larger message or payload is a breach of the protocol, and nothing of it is read.
         """

@@ -62,7 +62,7 @@ class ProcessSet:
         self._processes = processes
         self._stages = stages
         self._prepared = list(prepared)  # spawned before it was known what to load
-        self._keepers: list[asyncio.Task[None]] = []
+        self._restarts: list[asyncio.Task[None]] = []
         self._description: Description | None = None
         self._on_change: Callable[[], None] = _unheard
 
@@ -89,8 +89,8 @@ class ProcessSet:
             await self.close()
             raise
         self._log_sandbox()
-        self._keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
-        self._keepers += [asyncio.create_task(self._keep_spare()) for _ in range(spares)]
+        self._restarts = [asyncio.create_task(self._keep(child)) for child in self.children]
+        self._restarts += [asyncio.create_task(self._keep_spare()) for _ in range(spares)]
 
     def _log_sandbox(self) -> None:
         """Say once what is around the processes; they have the same kernel."""
@@ -111,9 +111,9 @@ class ProcessSet:
 
     async def close(self) -> None:
         """End all processes. Closing twice does no harm."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
         processes = (*self.children, *self.spares, *self._prepared)
         await asyncio.gather(*(process.end(within_s=END_TIMEOUT_S) for process in processes))
         await asyncio.gather(*(process.release() for process in processes))

@@ -1,6 +1,6 @@
 """Media that end the processes which work on them, so that sending them again costs no further process.
 
-Clients send again what failed with 5xx, and whoever wants to do harm sends again anyway. A crash is a proof; a process
+Clients send again what failed with 5xx, and an attacker sends again anyway. A crash is a proof; a process
 that hung or ended by itself may have been unlucky, so its item gets a second try; one that was killed, as the kernel
 does for want of memory, says nothing about its item and is not noted at all. Bounded in number and in time; what is
 processed after all is cleared. Known by a hash of tenant, bytes and options: what happened to one tenant's item refuses

@@ -23,7 +23,7 @@ _KEEP_BYTES: Final = 32 << 20
 """What stays with the process after an item: giving pages back and taking them again costs more than a copy."""
 
 _INLINE_BYTES: Final = 1 << 20
-"""A copy of so much takes less than a millisecond; more is copied in a thread, beside the event loop."""
+"""A copy of so much takes less than a millisecond; more is copied in a thread, off the event loop."""
 
 
 class Staging:

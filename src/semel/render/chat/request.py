@@ -31,7 +31,7 @@ class ChatRequest:
 async def tokenize_chat(
     renderer: ChatRenderer, conversation: Conversation, request: ChatRequest, light: bool, room: TextRoom
 ) -> list[int]:
-    """Return the tokens of a chat, made beside the event loop unless it is `light`."""
+    """Return the tokens of a chat, made off the event loop unless it is `light`."""
     tokenize = partial(
         renderer.tokenize,
         conversation,

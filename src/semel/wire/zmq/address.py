@@ -119,7 +119,7 @@ def secure_server(
 
 
 def secure_client(client: zmq.Socket[bytes], address: str, generation: Generation) -> None:
-    """Configure a socket before it connects to an address. Makes no directory: that is for whoever listens.
+    """Configure a socket before it connects to an address. Makes no directory: that is for listeners.
 
     A frontend that ends a moment later than its supervisor would make the directory of the run again.
     """

@@ -163,7 +163,7 @@ class WorkerListener:
         return {one.number: found[one.number] for one in self._keys.generations}
 
     def replace_keys(self, keys: TransportKeys) -> None:
-        """Take other keys from now on. Sessions go on whose generation stays; the others end, and are told why.
+        """Take other keys from now on. Sessions go on whose generation stays; the others end with the reason.
 
         A `ConfigError` if it cannot listen with them; then nothing has changed.
         """
@@ -285,7 +285,7 @@ class WorkerListener:
                 socket.pause()
 
     def _turn_away(self, identity: _Identity) -> None:
-        """Say why there is no session, to whoever is one too many. Nothing is kept of it."""
+        """Say why there is no session, to a frontend that is one too many. Nothing is kept of it."""
         message = f"the worker has {len(self._sessions):,} frontends, as many as it takes (--max-frontends)"
         self._note_refusal("busy", message)
         with suppress(zmq.ZMQError):  # it may have gone already

@@ -35,7 +35,7 @@ _BROKEN: Final = (
 
 OnMessage = Callable[[Frames], None]
 OnBroken = Callable[[str], None]
-"""Is told why a connection broke."""
+"""Called with the reason why a connection broke."""
 
 
 class SessionSocket(Protocol):
