@@ -14,7 +14,7 @@ from semel.errors import MediaTooLarge, MediaUndecodable, ProtocolError
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.media import DecodeLimits, cut_audio
-from semel.processing.pool.pipe import Heard, decode_answer, encode, pieces_of
+from semel.processing.pool.pipe import ClipPieces, decode_answer, encode, to_pieces
 from semel.processing.pool.pool import Pool
 from tests.sounds import recorded, spoken
 
@@ -81,12 +81,12 @@ async def test_a_caller_that_goes_away_leaves_the_frames_in_step(pool: Pool) -> 
 
 
 def test_an_answer_that_says_other_sizes_than_it_has_is_refused_S10() -> None:
-    heard = Heard(0, 10, 16_000, (4, 6))
+    heard = ClipPieces(0, 10, 16_000, (4, 6))
     body = encode(heard)[12:]
     decode_answer(body, payload_bytes=10)
     with pytest.raises(ProtocolError):
         decode_answer(body, payload_bytes=11)
-    empty, backwards = Heard(0, 10, 16_000, ()), Heard(0, 10, 16_000, (8, -4))
-    for nothing in (empty, backwards, Heard(0, 0, 16_000, (4,)), Heard(0, 1, 0, (4,))):
+    empty, backwards = ClipPieces(0, 10, 16_000, ()), ClipPieces(0, 10, 16_000, (8, -4))
+    for nothing in (empty, backwards, ClipPieces(0, 0, 16_000, (4,)), ClipPieces(0, 1, 0, (4,))):
         with pytest.raises(ProtocolError):
-            pieces_of(nothing, memoryview(bytes(4)))
+            to_pieces(nothing, memoryview(bytes(4)))

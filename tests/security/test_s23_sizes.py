@@ -19,10 +19,21 @@ from semel.core import Layout, Media
 from semel.errors import ProtocolError, ServiceError
 from semel.processing.pool import process as process_module
 from semel.processing.pool.job import OfferLimits
-from semel.processing.pool.pipe import Answer, Heard, Made, Offer, Send, TensorHead, Text, Tokens, Write, decode_answer
+from semel.processing.pool.pipe import (
+    Answer,
+    ClipPieces,
+    Made,
+    Offer,
+    Send,
+    TensorHead,
+    Text,
+    Tokens,
+    Write,
+    decode_answer,
+)
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
-from semel.wire.layout_runs import runs_of
+from semel.wire.layout_runs import to_runs
 from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
 
 MIB = 1 << 20
@@ -40,7 +51,7 @@ class Trial:
 
 
 def made(item: int, nbytes: int, *, tokens: int = 1, is_written: bool = False) -> Made:
-    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), runs_of(Layout((7,) * tokens)), is_written)
+    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), to_runs(Layout((7,) * tokens)), is_written)
 
 
 async def send_what_was_not_offered(peer: Peer) -> None:
@@ -87,14 +98,14 @@ async def offer_a_layout(peer: Peer) -> None:
 
 async def send_pieces_that_were_not_offered(peer: Peer) -> None:
     await peer.receive()
-    await peer.send(Heard(0, 16_000, 16_000, (LIE_BYTES,)), LIE_BYTES)
+    await peer.send(ClipPieces(0, 16_000, 16_000, (LIE_BYTES,)), LIE_BYTES)
 
 
 async def send_more_pieces_than_were_offered(peer: Peer) -> None:
     await peer.receive()
     await peer.send(Offer(0, 1))
     await peer.receive()
-    await peer.send(Heard(0, 16_000, 16_000, (LIE_BYTES,)), LIE_BYTES)
+    await peer.send(ClipPieces(0, 16_000, 16_000, (LIE_BYTES,)), LIE_BYTES)
 
 
 async def send_many_tokens_of_a_short_text(peer: Peer) -> None:
@@ -217,7 +228,7 @@ def test_a_shape_has_few_dimensions_S23(dimensions: int, is_taken: bool) -> None
 
 def test_no_size_in_an_answer_is_negative_S23() -> None:
     head = TensorHead("pixels", "uint8", (-1,))
-    for wrong in (Made(0, "image", (head,), ONE_TOKEN), Heard(0, 1, 1, (2, -1)), Tokens(0, 2, -1), Text(0, -1)):
+    for wrong in (Made(0, "image", (head,), ONE_TOKEN), ClipPieces(0, 1, 1, (2, -1)), Tokens(0, 2, -1), Text(0, -1)):
         payload_bytes = max(wrong.payload_bytes, 0)
         with pytest.raises(ProtocolError, match="not an answer"):
             decode_answer(msgspec.msgpack.encode(wrong), payload_bytes=payload_bytes)

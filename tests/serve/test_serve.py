@@ -27,7 +27,7 @@ from semel.lab.bench.ports import free_port
 from semel.settings import create_key, read_key
 from semel.wire.events import Event, Reset
 from semel.wire.messages import Failed
-from semel.wire.translation import submit_of
+from semel.wire.translation import to_submit
 from semel.wire.zmq import Connected, FrontendLink
 from tests.engine.parity import Answer, draw_image, image_part, random_chat, running
 from tests.serve.collector import SpanCollector, collecting
@@ -285,7 +285,7 @@ async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_
     prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))
     async with FrontendLink(f"ipc://{served.folder}/worker.sock", key=key, frontend_id="test") as link:
         session = (await next_event(link, Connected)).session
-        session.send(submit_of(Submission("bad", prompt, {}), [digest]))
+        session.send(to_submit(Submission("bad", prompt, {}), [digest]))
         session.send_feature(digest, feature)
         failed = await next_event(link, Failed)
     assert (failed.status, failed.code) == (500, "feature_rejected")

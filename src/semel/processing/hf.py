@@ -22,7 +22,7 @@ from semel.media import DecodeLimits, Pieces, Video, VideoHeader, cut_audio, dec
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import read_config
-from semel.processing.options import check_options, origin_of
+from semel.processing.options import check_options, to_origin
 from semel.processing.tensors import from_torch, is_out_of_memory
 
 __all__ = ["HfProcessor", "RunTokenizer", "choose_frames"]
@@ -238,9 +238,9 @@ class HfProcessor:
 
 def _origin_of(modality: Modality, decoded: Any, options: Mapping[str, object]) -> Origin:
     if not isinstance(decoded, Video):
-        return origin_of(modality, decoded, options)
+        return to_origin(modality, decoded, options)
     described = {**_describe_frames(decoded.header, decoded.indices), "do_sample_frames": False}
-    return origin_of(modality, decoded.frames, options, described)
+    return to_origin(modality, decoded.frames, options, described)
 
 
 def _video_arguments(video: Video) -> Mapping[str, object]:

@@ -12,7 +12,7 @@ from typing import Any
 from semel.core import Modality, Origin
 from semel.errors import InvalidRequest
 
-__all__ = ["check_options", "origin_of"]
+__all__ = ["check_options", "to_origin"]
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str], *, max_value: int) -> None:
@@ -29,7 +29,7 @@ def check_options(options: Mapping[str, object], allowed: Collection[str], *, ma
                 )
 
 
-def origin_of(
+def to_origin(
     modality: Modality, decoded: Any, options: Mapping[str, object], metadata: Mapping[str, Any] | None = None
 ) -> Origin:
     """Return the origin of an image of Pillow's, of samples, or of the frames of a video with their metadata."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["EngineTokenizer", "Vocabulary", "vocabulary_of"]
+__all__ = ["EngineTokenizer", "Vocabulary", "to_vocabulary"]
 
 _PROBES: Final = (
     "Hello, world! It's 12,345.67 m² – naïve Ünïcödé, 日本語テキスト, العربية, 🙂🏽👩‍👩‍👧.",
@@ -64,7 +64,7 @@ class EngineTokenizer:
         return Vocabulary(every, max(map(len, known)), {**self.raw.get_added_vocab(), **single})
 
 
-def vocabulary_of(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> Vocabulary | None:
+def to_vocabulary(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> Vocabulary | None:
     """Return what a frontend needs if texts are tokenised in the pool; None if the folder's file does as well."""
     if raw is None:
         return None

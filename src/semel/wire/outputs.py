@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from semel.core import Output
 from semel.wire.messages import Delta, Details
 
-__all__ = ["delta_of", "deltas_of", "is_large", "output_of"]
+__all__ = ["is_large", "to_delta", "to_deltas", "to_output"]
 
 _MAX_LOGPROBS: Final = 16_384
 """Maximum number per message: half a megabyte, and with the longest token texts still a quarter of the message
@@ -20,9 +20,9 @@ _SMALL_DELTA_TOKENS: Final = 64
 _NONE: Final = Details()
 
 
-def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
+def to_deltas(request_id: str, output: Output) -> Iterator[Delta]:
     """Return the deltas of one output of a request: several if it has many log probabilities (S18)."""
-    return (delta_of(request_id, piece) for piece in _pieces(output))
+    return (to_delta(request_id, piece) for piece in _pieces(output))
 
 
 def is_large(delta: Delta) -> bool:
@@ -34,7 +34,7 @@ def is_large(delta: Delta) -> bool:
     return details.prompt_logprobs is not None or (details.message is not None and delta.finish_reason is not None)
 
 
-def delta_of(request_id: str, output: Output) -> Delta:
+def to_delta(request_id: str, output: Output) -> Delta:
     """Return the delta of one output of a request."""
     logprobs = None if output.logprobs is None else tuple(dict(step) for step in output.logprobs)
     details = _details(output)
@@ -49,7 +49,7 @@ def delta_of(request_id: str, output: Output) -> Delta:
     )
 
 
-def output_of(delta: Delta) -> Output:
+def to_output(delta: Delta) -> Output:
     """Return the output in a delta."""
     more = delta.details or _NONE
     return Output(

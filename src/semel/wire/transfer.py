@@ -21,7 +21,7 @@ from semel.wire.codec import pack
 from semel.wire.events import Arrived, Violation
 from semel.wire.limits import MAX_TENSORS, Limits
 from semel.wire.messages import Chunk, Payload
-from semel.wire.translation import feature_of, payload_of, sizes_of
+from semel.wire.translation import sizes_of, to_feature, to_payload
 
 __all__ = ["Inbound", "Outbound", "Piece"]
 
@@ -147,7 +147,7 @@ class Inbound:
         self._last = payload.transfer
         sizes = sizes_of(payload)
         if (total := sum(sizes)) <= self._limits.inline_bytes:
-            return Arrived(payload.digest, feature_of(payload, [_copied(buffer) for buffer in buffers]))
+            return Arrived(payload.digest, to_feature(payload, [_copied(buffer) for buffer in buffers]))
         if len(self._open) >= self._limits.max_open_features or self._open_bytes + total > self._limits.max_open_bytes:
             raise Violation(
                 "overrun",
@@ -174,7 +174,7 @@ class Inbound:
             _skip_empty(assembly)
             return None
         self.withdraw(chunk.transfer)
-        feature = feature_of(assembly.payload, [buffer.toreadonly() for buffer in assembly.buffers])
+        feature = to_feature(assembly.payload, [buffer.toreadonly() for buffer in assembly.buffers])
         return Arrived(assembly.payload.digest, feature)
 
     def withdraw(self, transfer: int) -> None:
@@ -187,7 +187,7 @@ class Inbound:
 
 def _cut(transfer: int, digest: Digest, feature: Feature, limits: Limits) -> Iterator[Piece]:
     """Cut a feature into pieces. Their buffers are the feature's own memory."""
-    body = pack(payload_of(transfer, digest, feature), limits)
+    body = pack(to_payload(transfer, digest, feature), limits)
     tensors = [_flat(tensor.data) for tensor in feature.tensors.values()]
     if feature.nbytes <= limits.inline_bytes:
         yield Piece(body, tuple(tensors))

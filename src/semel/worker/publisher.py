@@ -8,7 +8,7 @@ from math import inf
 
 from semel.core import Digest, FeatureInfo
 from semel.ledger import Holdings
-from semel.wire.translation import status_of
+from semel.wire.translation import to_status
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.news import Bulletin, Load, News
 
@@ -95,4 +95,4 @@ class Publisher:
 
     def _publish(self, bulletins: Iterable[Bulletin[Peer]]) -> None:
         for bulletin in bulletins:
-            self._listener.send_all(bulletin.peers, status_of(bulletin.announcement, *bulletin.load))
+            self._listener.send_all(bulletin.peers, to_status(bulletin.announcement, *bulletin.load))

@@ -30,7 +30,7 @@ from semel.ledger import Announcement, Directory, Holdings, Ledger
 from semel.wire.codec import FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Status
-from semel.wire.translation import announcement_of, status_of
+from semel.wire.translation import to_announcement, to_status
 from semel.wire.zmq import FrontendLink
 
 __all__ = ["run", "user_like"]
@@ -166,7 +166,7 @@ def _ledgers() -> Iterator[Check]:
     slices = _slices(_holdings(items))
 
     def write() -> list[list[bytes]]:
-        bodies = (pack(status_of(one, 0, 0), limits) for one in slices)
+        bodies = (pack(to_status(one, 0, 0), limits) for one in slices)
         return [[bytes(part) for part in encode(1, n, body)] for n, body in enumerate(bodies)]
 
     def read(directory: Directory) -> Ledger:
@@ -175,7 +175,7 @@ def _ledgers() -> Iterator[Check]:
         for frames in messages:
             message = decode(frames, FROM_WORKER, limits).message
             assert isinstance(message, Status)
-            ledger.announce(announcement_of(message))
+            ledger.announce(to_announcement(message))
         return ledger
 
     messages = write()
@@ -225,7 +225,7 @@ def _slices(holdings: Holdings[str]) -> list[Announcement]:
 
 
 def _nbytes(announcement: Announcement) -> int:
-    return len(pack(status_of(announcement, 0, 0), Limits()))
+    return len(pack(to_status(announcement, 0, 0), Limits()))
 
 
 def _next(digest: Digest) -> Digest:

@@ -45,7 +45,7 @@ from semel.processing import Pool
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, Tokenizer
 from semel.wire.codec import Frames, encode, pack
 from semel.wire.limits import Limits
-from semel.wire.translation import submit_of
+from semel.wire.translation import to_submit
 
 __all__ = ["run"]
 
@@ -228,7 +228,7 @@ class _Ours:
         request = ChatCompletionRequest.model_validate_json(body)
         draft = await self.pipeline.read_chat(request.chat(), request.tenant())
         rendered = await self.pipeline.render(draft, infos.get)
-        submit = submit_of(
+        submit = to_submit(
             Submission("request", rendered.prompt, rendered.features, request.sampling()), rendered.features
         )
         return encode(1, 1, pack(submit, _LIMITS))

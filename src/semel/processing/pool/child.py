@@ -38,12 +38,12 @@ from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Assemble,
     Assembled,
+    ClipPieces,
     Cut,
     Description,
     Detokenize,
     Drop,
     Dropped,
-    Heard,
     Load,
     Made,
     Offer,
@@ -54,20 +54,20 @@ from semel.processing.pool.pipe import (
     Write,
     decode_order,
     encode,
-    failure_of,
-    heard_of,
-    made_of,
-    payload_of,
+    encode_pieces,
     read_header,
+    to_failure,
+    to_made,
+    to_payload,
     write,
 )
-from semel.processing.pool.prompts import assembled_of, decode_prompt, payload_of_assembly
+from semel.processing.pool.prompts import decode_prompt, payload_of_assembly, to_assembled
 from semel.processing.pool.text import text_answer
 from semel.processing.probes import run_probes
 from semel.processing.processor import Processor, load_processor
 from semel.processing.sandbox import Sandbox, check_whole, enter_sandbox
 from semel.processing.tensors import is_out_of_memory
-from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
+from semel.processing.vocabulary import EngineTokenizer, Vocabulary, to_vocabulary
 from semel.telemetry.logs import log_to_stderr
 
 __all__ = ["check_header", "log_as_child", "main", "serve", "tokens_from_header", "warm_up"]
@@ -112,7 +112,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         # The probes run inside: what they show of the decoders is then true of what clients send.
         description = Description.of(processor, vocabulary, _probes(load, processor))
     except Exception as error:  # noqa: BLE001 the edge of the process
-        pipe.sendall(encode(failure_of(_ours(error, load))))
+        pipe.sendall(encode(to_failure(_ours(error, load))))
         return
     pipe.sendall(encode(Ready(description, sandbox)))
     while True:
@@ -158,7 +158,7 @@ def _probes(load: Load, processor: Processor) -> Probes | None:
 
 def _vocabulary(load: Load, processor: Processor) -> Vocabulary | None:
     folder = find_tokenizer(Path(load.folder), load.target.rendering)
-    return vocabulary_of(processor.tokenizer, folder, processor.placeholders.values())
+    return to_vocabulary(processor.tokenizer, folder, processor.placeholders.values())
 
 
 def warm_up(processor: Processor) -> None:
@@ -223,7 +223,7 @@ def _answer(
         made = _described(work.item, result)
         head = encode(made, made.payload_bytes)
     except Exception as error:  # noqa: BLE001 the edge of the process
-        failed = failure_of(_ours(error, load))
+        failed = to_failure(_ours(error, load))
     else:
         if isinstance(result, Pieces):
             _send_pieces(pipe, Offer(work.item, made.payload_bytes), head, result)
@@ -238,10 +238,10 @@ def _answer(
     return not last
 
 
-def _described(item: int, result: Feature | Pieces | Assembly) -> Made | Heard | Assembled:
+def _described(item: int, result: Feature | Pieces | Assembly) -> Made | ClipPieces | Assembled:
     if isinstance(result, Pieces):
-        return heard_of(item, result)
-    return assembled_of(item, result) if isinstance(result, Assembly) else made_of(item, result)
+        return encode_pieces(item, result)
+    return to_assembled(item, result) if isinstance(result, Assembly) else to_made(item, result)
 
 
 def _answer_text(
@@ -252,7 +252,7 @@ def _answer_text(
         answer, data = text_answer(EngineTokenizer(processor.tokenizer), work, payload)
         head = encode(answer, len(data))
     except Exception as error:  # noqa: BLE001 the edge of the process
-        pipe.sendall(encode(failure_of(_ours(error, load))))
+        pipe.sendall(encode(to_failure(_ours(error, load))))
     else:
         pipe.sendall(head)
         pipe.sendall(data)
@@ -270,7 +270,7 @@ def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory
         pipe.sendall(encode(write(made, feature, memory.view(0, made.tensor_bytes))))
         return
     pipe.sendall(head)
-    for piece in payload_of(made, feature):
+    for piece in to_payload(made, feature):
         pipe.sendall(piece)
 
 

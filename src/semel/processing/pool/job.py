@@ -14,8 +14,18 @@ from semel.cache import Reservation
 from semel.core import Assembly, Feature, Layout, Media, Modality
 from semel.errors import MediaTooLarge, PromptTooLong, ProtocolError, SemelError
 from semel.media import Pieces
-from semel.processing.pool.pipe import Answer, Assembled, Failed, Heard, Made, Offer, error_of, feature_of, pieces_of
-from semel.processing.pool.prompts import assembly_of
+from semel.processing.pool.pipe import (
+    Answer,
+    Assembled,
+    ClipPieces,
+    Failed,
+    Made,
+    Offer,
+    to_error,
+    to_feature,
+    to_pieces,
+)
+from semel.processing.pool.prompts import to_assembly
 from semel.telemetry.request_context import current_span, record_child
 
 __all__ = ["AssemblyJob", "CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "Spend"]
@@ -163,11 +173,11 @@ class FeatureJob(Job[Feature]):
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
         """Return the feature."""
         if isinstance(answer, Failed):
-            raise error_of(answer)
+            raise to_error(answer)
         if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
             raise self._unexpected(answer)
         tensors = payload if room is None else room.view()[: answer.tensor_bytes]
-        return feature_of(answer, tensors, self.options)
+        return to_feature(answer, tensors, self.options)
 
 
 class LayoutJob(Job[Layout]):
@@ -188,10 +198,10 @@ class LayoutJob(Job[Layout]):
         """Return the layout."""
         del room
         if isinstance(answer, Failed):
-            raise error_of(answer)
+            raise to_error(answer)
         if not isinstance(answer, Made) or answer.item != self.item or answer.tensors or answer.is_written:
             raise self._unexpected(answer)
-        return feature_of(answer, payload).layout
+        return to_feature(answer, payload).layout
 
 
 class CutJob(Job[Pieces]):
@@ -206,10 +216,10 @@ class CutJob(Job[Pieces]):
         """Return the pieces."""
         del room
         if isinstance(answer, Failed):
-            raise error_of(answer)
-        if not isinstance(answer, Heard) or answer.item != self.item:
+            raise to_error(answer)
+        if not isinstance(answer, ClipPieces) or answer.item != self.item:
             raise self._unexpected(answer)
-        return pieces_of(answer, payload)
+        return to_pieces(answer, payload)
 
 
 class AssemblyJob(Job[Assembly]):
@@ -228,7 +238,7 @@ class AssemblyJob(Job[Assembly]):
         """Return the prompt without its items, and their places."""
         del room
         if isinstance(answer, Failed):
-            raise error_of(answer)
+            raise to_error(answer)
         if not isinstance(answer, Assembled) or answer.item != self.item:
             raise self._unexpected(answer)
-        return assembly_of(answer, payload)
+        return to_assembly(answer, payload)

@@ -51,7 +51,7 @@ from semel.processing.probes import proven_fingerprint
 from semel.processing.processor import Processor, ProcessorKind
 from semel.processing.sandbox import Sandbox
 from semel.processing.vocabulary import Vocabulary
-from semel.wire.layout_runs import layouts_of, runs_of
+from semel.wire.layout_runs import to_layouts, to_runs
 from semel.wire.limits import MAX_TENSORS
 from semel.wire.messages import Runs
 
@@ -62,13 +62,13 @@ __all__ = [
     "Answer",
     "Assemble",
     "Assembled",
+    "ClipPieces",
     "Cut",
     "Description",
     "Detokenize",
     "Drop",
     "Dropped",
     "Failed",
-    "Heard",
     "Load",
     "Made",
     "Offer",
@@ -84,15 +84,15 @@ __all__ = [
     "decode_answer",
     "decode_order",
     "encode",
+    "encode_pieces",
     "encode_work",
-    "error_of",
-    "failure_of",
-    "feature_of",
-    "heard_of",
-    "made_of",
-    "payload_of",
-    "pieces_of",
     "read_header",
+    "to_error",
+    "to_failure",
+    "to_feature",
+    "to_made",
+    "to_payload",
+    "to_pieces",
     "write",
 ]
 
@@ -323,7 +323,7 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
         return 0 if self.is_written else self.tensor_bytes
 
 
-class Heard(msgspec.Struct, frozen=True, tag="heard"):
+class ClipPieces(msgspec.Struct, frozen=True, tag="heard"):
     """A clip that was cut; the payload is its pieces, one behind the other."""
 
     item: int
@@ -403,7 +403,7 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 
 Order = Load | Work | Cut | Assemble | Write | Send | Drop | Tokenize | Detokenize
-Answer = Ready | Offer | Made | Heard | Assembled | Dropped | Failed | Tokens | Text
+Answer = Ready | Offer | Made | ClipPieces | Assembled | Dropped | Failed | Tokens | Text
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -459,13 +459,13 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
         answer: Answer = _answer_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError("a pool process said what is not an answer") from error
-    expected = answer.payload_bytes if isinstance(answer, Made | Heard | Assembled | Tokens | Text) else 0
+    expected = answer.payload_bytes if isinstance(answer, Made | ClipPieces | Assembled | Tokens | Text) else 0
     if payload_bytes != expected:
         raise ProtocolError(f"an answer with {expected:,} bytes of payload came with {payload_bytes:,}")
     return answer
 
 
-def made_of(item: int, feature: Feature) -> Made:
+def to_made(item: int, feature: Feature) -> Made:
     """Return what to say of a feature, unless it is more than may be said."""
     origin = None if feature.origin is None else _encoder.encode(Origin(feature.origin.shape, feature.origin.metadata))
     if len(feature.tensors) > MAX_TENSORS:
@@ -476,7 +476,7 @@ def made_of(item: int, feature: Feature) -> Made:
         item=item,
         modality=feature.modality,
         tensors=tuple(TensorHead(name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items()),
-        layout=runs_of(feature.layout),
+        layout=to_runs(feature.layout),
         origin=origin,
     )
 
@@ -489,7 +489,7 @@ def write(made: Made, feature: Feature, memory: memoryview) -> Made:
     return msgspec.structs.replace(made, is_written=True)
 
 
-def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
+def to_payload(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
     """Yield the payload that goes with it, piece by piece and without a copy."""
     written = 0
     for head, start, end in made.spans():
@@ -499,7 +499,7 @@ def payload_of(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
         written = end
 
 
-def feature_of(made: Made, payload: memoryview, options: Mapping[str, object] | None = None) -> Feature:
+def to_feature(made: Made, payload: memoryview, options: Mapping[str, object] | None = None) -> Feature:
     """The feature over a payload, without a copy; its bytes cannot be written to. `options` are those of the order."""
     fixed = payload.toreadonly()
     if len({head.name for head in made.tensors}) != len(made.tensors):
@@ -508,7 +508,7 @@ def feature_of(made: Made, payload: memoryview, options: Mapping[str, object] | 
         return Feature(
             modality=made.modality,
             tensors={head.name: Tensor(head.dtype, head.shape, fixed[start:end]) for head, start, end in made.spans()},
-            layout=layouts_of((made.layout,))[0],
+            layout=to_layouts((made.layout,))[0],
             origin=None if made.origin is None else _origin_of(made.origin, options),
         )
     except (ValueError, RecursionError) as error:
@@ -520,14 +520,14 @@ def _origin_of(origin: bytes, options: Mapping[str, object] | None) -> Origin:
     return Origin(decoded.shape, decoded.metadata, dict(options) if options else None)
 
 
-def heard_of(item: int, pieces: Pieces) -> Heard:
+def encode_pieces(item: int, pieces: Pieces) -> ClipPieces:
     """Return what to say of the pieces of a clip."""
     if len(pieces.files) > _MAX_PIECES:
         raise MediaTooLarge(f"the audio is cut into {len(pieces.files):,} pieces; the limit is {_MAX_PIECES:,}")
-    return Heard(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
+    return ClipPieces(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
-def pieces_of(heard: Heard, payload: memoryview) -> Pieces:
+def to_pieces(heard: ClipPieces, payload: memoryview) -> Pieces:
     """Return the pieces over a payload, without a copy."""
     ends = list(accumulate(heard.sizes))
     if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
@@ -537,11 +537,11 @@ def pieces_of(heard: Heard, payload: memoryview) -> Pieces:
     return Pieces(heard.samples, heard.sampling_rate, [fixed[begin:end] for begin, end in spans])
 
 
-def failure_of(error: SemelError) -> Failed:
+def to_failure(error: SemelError) -> Failed:
     """Return an error of ours, on its way to the pool."""
     return Failed(type(error).__name__, str(error).encode(errors="replace").decode()[: 8 * _MAX_ERROR_CHARS])
 
 
-def error_of(failed: Failed) -> SemelError:
+def to_error(failed: Failed) -> SemelError:
     """Return the same error at the other end, if a process may raise it; its text is cut."""
     return _ITEM_ERRORS.get(failed.error, ServiceError)(failed.message[:_MAX_ERROR_CHARS])

@@ -24,8 +24,8 @@ from semel.processing.pool.pipe import (
     Ready,
     decode_answer,
     encode,
-    error_of,
     read_header,
+    to_error,
 )
 from semel.processing.pool.staging import Staging
 from semel.processing.sandbox import Sandbox
@@ -221,7 +221,7 @@ class PoolProcess:
         except (EOFError, OSError):
             raise ServiceError("a preprocessing process ended before it was ready; its log says why") from None
         if isinstance(answer, Failed):
-            raise error_of(answer)
+            raise to_error(answer)
         if not isinstance(answer, Ready):
             raise ProtocolError(f"a preprocessing process began with {type(answer).__name__}")
         self.sandbox = answer.sandbox

@@ -13,7 +13,7 @@ from semel.cache import Reservation
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest, ProtocolError
 from semel.processing.pool.job import Job
-from semel.processing.pool.pipe import Answer, Detokenize, Failed, Text, Tokenize, Tokens, encode, error_of
+from semel.processing.pool.pipe import Answer, Detokenize, Failed, Text, Tokenize, Tokens, encode, to_error
 from semel.processing.vocabulary import EngineTokenizer
 
 __all__ = ["DetokenizeJob", "TokenizeJob", "text_answer"]
@@ -55,7 +55,7 @@ class TokenizeJob(Job[list[list[int]]]):
         """Return the token ids of each text."""
         del room
         if isinstance(answer, Failed):
-            raise error_of(answer)
+            raise to_error(answer)
         if not isinstance(answer, Tokens) or answer.item != self.item:
             raise self._unexpected(answer)
         numbers = _ids_of(payload)
@@ -86,7 +86,7 @@ class DetokenizeJob(Job[str]):
         """The text."""
         del room
         if isinstance(answer, Failed):
-            raise error_of(answer)
+            raise to_error(answer)
         if not isinstance(answer, Text) or answer.item != self.item:
             raise self._unexpected(answer)
         return bytes(payload).decode(errors="replace")

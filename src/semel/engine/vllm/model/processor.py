@@ -25,7 +25,7 @@ from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_im
 from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.folder import code_files, find_tokenizer, runs_code
-from semel.processing.options import check_options, origin_of
+from semel.processing.options import check_options, to_origin
 from semel.processing.tensors import is_out_of_memory
 
 __all__ = ["VllmProcessor"]
@@ -151,7 +151,7 @@ class VllmProcessor:
         items, item = self._call(modality, decoded, options or {})
         layout = self._layout(modality, items, item, options or {})
         pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
-        return Feature(modality, tensors_of(item), layout, origin_of(modality, pixels, options or {}, metadata))
+        return Feature(modality, tensors_of(item), layout, to_origin(modality, pixels, options or {}, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """The layout of the feature that `process` would make."""
