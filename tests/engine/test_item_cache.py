@@ -46,7 +46,7 @@ class Asker(Rig):
     lost: list[FeatureMissing] = field(default_factory=list)
     """What streams said was missing: the engine core was not as its mirror."""
 
-    async def draw_image(self, rng: np.random.Generator, side: int = 56) -> Rendered:
+    async def picture(self, rng: np.random.Generator, side: int = 56) -> Rendered:
         return await self.pictures([draw_image(rng, side=side)])
 
     async def pictures(self, pictures: list[bytes]) -> Rendered:
