@@ -18,46 +18,15 @@ __all__ = ["CANNOT_FORK", "child_environment", "log_words", "start"]
 
 # A list of what to pass on: one of what to leave out (keys, tokens, credentials) would forget something (threats S23).
 _NAMES: Final = frozenset(
-    {
-        "ALL_PROXY",
-        "CONDA_PREFIX",
-        "CURL_CA_BUNDLE",
-        "GLIBC_TUNABLES",
-        "HOME",
-        "HTTPS_PROXY",
-        "HTTP_PROXY",
-        "LANG",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "LOGNAME",
-        "NO_PROXY",
-        "PATH",
-        "REQUESTS_CA_BUNDLE",
-        "SSL_CERT_DIR",
-        "SSL_CERT_FILE",
-        "TMPDIR",
-        "TZ",
-        "USER",
-        "VIRTUAL_ENV",
-        "XDG_CACHE_HOME",
-    }
+    {"ALL_PROXY", "CONDA_PREFIX", "CURL_CA_BUNDLE", "GLIBC_TUNABLES", "HOME", "HTTPS_PROXY", "HTTP_PROXY", "LANG"}
+    | {"LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "NO_PROXY", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR"}
+    | {"SSL_CERT_FILE", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME"}
 )
 """In capitals: proxies are written in small letters too. A processor's files may have to be fetched while it loads."""
 
 _PREFIXES: Final = (
-    "ATEN_",
-    "HF_",
-    "KMP_",
-    "LC_",
-    "MALLOC_",
-    "MKL_",
-    "OMP_",
-    "ONEDNN_",
-    "OPENBLAS_",
-    "PYTHON",
-    "TORCH_",
-    "TRANSFORMERS_",
-    "VLLM_",
+    *("ATEN_", "HF_", "KMP_", "LC_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_"),
+    *("PYTHON", "TORCH_", "TRANSFORMERS_", "VLLM_"),
 )
 _SECRETS: Final = ("AUTH", "CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")
 """Parts of names that are not passed on, whatever they begin with: `HF_TOKEN`, `VLLM_API_KEY`."""
