@@ -2,8 +2,7 @@
 
 from semel.render.chat.content_format import ContentFormat
 from semel.render.chat.messages import MESSAGE, Attachment, Conversation, Message, Part, Text, ToolReference
-from semel.render.chat.renderer import ChatRenderer
-from semel.render.chat.request import ChatRequest
+from semel.render.chat.renderer import ChatRenderer, ChatRequest
 from semel.render.chat.template import ChatTemplate
 from semel.render.chat.template_messages import Insertion
 from semel.render.inspector import Inspector

@@ -21,8 +21,7 @@ from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
-from semel.render.chat.renderer import ChatRenderer
-from semel.render.chat.request import ChatRequest, tokenize_chat
+from semel.render.chat.renderer import ChatRenderer, ChatRequest, tokenize_chat
 from semel.render.file_sources import FileSources
 from semel.render.inspector import Inspector
 from semel.render.media.draft import (
