@@ -118,11 +118,12 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_token_ids(token_ids: bytes) -> list[int]:
+def unpack_token_ids(token_ids: bytes | memoryview) -> list[int]:
     """Return the token ids in bytes; raises ValueError if they are not whole."""
     if len(token_ids) % TOKEN_BYTES:
         raise ValueError(f"{len(token_ids)} bytes are no int32 token ids")
-    packed = array("i", token_ids)
+    packed = array("i")
+    packed.frombytes(token_ids)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tolist()
