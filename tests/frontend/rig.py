@@ -23,7 +23,7 @@ from semel.lab.testing.engine import EchoEngine, EchoStream
 from semel.render import Pipeline
 from semel.telemetry import CacheLookups, Meter
 from semel.telemetry.request_context import traced
-from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.telemetry.spans import NO_TRACING, Tracing
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.waiting import until

@@ -25,7 +25,7 @@ from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.telemetry import Meter
 from semel.telemetry.metrics import REFUSALS, REQUESTS_IN_FLIGHT
-from semel.telemetry.tracing import NO_TRACING
+from semel.telemetry.spans import NO_TRACING
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig, rig, stalled_first_tokens
 from tests.render.drawn import Drawing

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from semel.aio import concurrently
 from semel.cache import NoCache
 from semel.core import Digest, Feature, Keyring, Media, Tenant
 from semel.frontend.budget import Budget
@@ -20,7 +21,6 @@ from semel.frontend.limits import BudgetLimits
 from semel.render import file_sources
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
-from semel.render.offload import concurrently
 from semel.store.file import StoredFile
 from semel.store.names import public_id
 from tests.frontend.rig import Rig, rig

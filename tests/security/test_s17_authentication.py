@@ -25,7 +25,7 @@ from semel.render import ChatRenderer
 from semel.settings import ServingSettings
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import current_tenant
-from semel.telemetry.tracing import NO_TRACING
+from semel.telemetry.spans import NO_TRACING
 from semel.web.server import HttpServer
 from tests.frontend.rig import Rig, rig
 from tests.frontend.test_intents import INTENTS, TAKES_ITEMS, body_of

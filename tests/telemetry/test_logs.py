@@ -24,7 +24,7 @@ from semel.telemetry import log_writer
 from semel.telemetry.log_writer import DROPPED, LineWriter
 from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, JsonLines, QueuedLines, SampledLog, TextLines
 from semel.telemetry.request_context import RequestContext, entered
-from semel.telemetry.tracing import span_trace_id
+from semel.telemetry.spans import span_trace_id
 from tests.telemetry.spans import Traced
 
 BEGINNING = re.compile(r"^[A-Z]+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [\w.]+: ")

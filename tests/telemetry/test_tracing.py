@@ -25,16 +25,8 @@ from semel.telemetry.request_context import (
     tell_fault,
     traced,
 )
-from semel.telemetry.tracing import (
-    NO_TRACING,
-    Collector,
-    add_to_span,
-    check_installed,
-    fail_span,
-    span_trace,
-    span_trace_id,
-    start_tracing,
-)
+from semel.telemetry.spans import NO_TRACING, add_to_span, fail_span, span_trace, span_trace_id
+from semel.telemetry.tracing import Collector, check_installed, start_tracing
 from tests.telemetry.spans import DEADLINE_S, Kept, Stuck, Traced, parent_id, span_id, trace_id
 from tests.waiting import until
 
@@ -49,7 +41,7 @@ def test_without_a_collector_neither_the_sdk_nor_an_exporter_is_imported() -> No
     """The control imports what a collector would need."""
     program = (
         "import sys, semel.compose, semel.frontend.app, semel.worker.worker\n"
-        "from semel.telemetry.tracing import span_trace\n"
+        "from semel.telemetry.spans import span_trace\n"
         "from semel.telemetry.tracing import start_tracing\n"
         "assert span_trace(start_tracing(None, 'semel').begin('x', {})) is None\n"
         "show = lambda: print(*(m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'opentelemetry.exp'))))\n"

@@ -8,7 +8,7 @@ from typing import Final, Self
 from opentelemetry.trace import Span
 
 from semel.core import Output, Submission
-from semel.telemetry.tracing import add_to_span
+from semel.telemetry.spans import add_to_span
 
 __all__ = ["Observed"]
 

@@ -43,7 +43,7 @@ from semel.frontend.routes.unsupported import unsupported_routes
 from semel.frontend.service import FrontendState
 from semel.telemetry import Meter, metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.tracing import NO_TRACING, Tracing
+from semel.telemetry.spans import NO_TRACING, Tracing
 from semel.web.host_check import HostCheck
 from semel.web.openapi import JSON, TEXT, shape
 from semel.web.responses import Readiness, json_response, readiness_response

@@ -17,8 +17,8 @@ from semel.frontend.budget import Account, Loan
 from semel.frontend.service import ServedModel
 from semel.render import MakeFeature, ParsedRequest
 from semel.telemetry.request_context import current_span
+from semel.telemetry.spans import span_trace
 from semel.telemetry.stages import Stopwatch
-from semel.telemetry.tracing import span_trace
 
 __all__ = ["submit", "submit_draft"]
 

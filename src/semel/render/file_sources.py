@@ -14,6 +14,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from semel.aio import concurrently
 from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
 from semel.errors import InvalidRequest, UnknownMedia
 from semel.render.chat.messages import Attachment
@@ -22,7 +23,7 @@ from semel.render.media.names import MediaNames
 from semel.render.media.part_source import NO_FILES, Files, named_files
 from semel.render.media.source import MediaFile, MediaName
 from semel.render.media.source_fetch import Spend
-from semel.render.offload import concurrently, run_if_heavy
+from semel.render.offload import run_if_heavy
 from semel.store import MediaStore, Pin
 from semel.store.names import file_id, parse_id
 

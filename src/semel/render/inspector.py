@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from semel.aio import concurrently
 from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
 from semel.render.media.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
 from semel.render.media.source_fetch import Spend
-from semel.render.offload import concurrently
 
 __all__ = ["Inspector"]
 

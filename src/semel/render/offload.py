@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from semel.errors import SemelError
 from semel.render.media.source import LongString
 
-__all__ = ["concurrently", "is_cheap", "run_if_heavy"]
+__all__ = ["is_cheap", "run_if_heavy"]
 
 _T = TypeVar("_T")
 
@@ -44,24 +43,3 @@ def is_cheap(*values: object) -> bool:
 async def run_if_heavy(work: Callable[[], _T], *, light: bool) -> _T:
     """Run the work here if it is light, otherwise in a thread, where it does not block the event loop."""
     return work() if light else await asyncio.to_thread(work)
-
-
-_MAX_AT_ONCE: Final = 64
-
-
-async def concurrently(
-    values: Iterable[_T], work: Callable[[_T], Awaitable[None]], *, at_once: int = _MAX_AT_ONCE
-) -> None:
-    """Run the work for all values, some at a time: a request with many items must not fill the pool's queue."""
-    room = asyncio.Semaphore(at_once)
-
-    async def do(value: _T) -> None:
-        async with room:
-            await work(value)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for value in values:
-                group.create_task(do(value))
-    except* SemelError as errors:
-        raise errors.exceptions[0] from None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
+from semel.aio import concurrently
 from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
@@ -36,7 +37,7 @@ from semel.render.media.draft import (
 )
 from semel.render.media.source import MediaFile, MediaName, Source
 from semel.render.media.source_fetch import Fetch, Intent, Spend, fetch_sources
-from semel.render.offload import concurrently, is_cheap, run_if_heavy
+from semel.render.offload import is_cheap, run_if_heavy
 from semel.render.tokens.expand import expand, expand_encoder
 from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.store import Pin, no_pin

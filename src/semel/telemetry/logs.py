@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from semel.telemetry.log_writer import LineWriter
 from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import RequestContext, current_request
-from semel.telemetry.tracing import span_trace_id
+from semel.telemetry.spans import span_trace_id
 
 __all__ = [
     "ACCESS_LOGGER",

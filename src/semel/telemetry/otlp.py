@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from semel.errors import ConfigError
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
-from semel.telemetry.tracing import Tracing
+from semel.telemetry.spans import Tracing
 
 __all__ = ["OtlpTracing"]
 

@@ -21,8 +21,8 @@ from opentelemetry.util.types import AttributeValue
 
 from semel.core import Trace
 from semel.errors import RequestError, ServiceError
+from semel.telemetry.spans import NO_TRACING, Tracing, fail_span
 from semel.telemetry.stages import Stage, Timings
-from semel.telemetry.tracing import NO_TRACING, Tracing, fail_span
 
 __all__ = [
     "RequestContext",

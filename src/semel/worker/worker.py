@@ -39,7 +39,7 @@ from semel.ledger import Intake
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import current_span, spanning, tell_fault
-from semel.telemetry.tracing import NO_TRACING, Tracing, span_trace
+from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit
 from semel.wire.outputs import to_deltas

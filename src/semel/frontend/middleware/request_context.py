@@ -23,7 +23,7 @@ from semel.frontend.middleware.authentication import PROBES, tenant_name
 from semel.frontend.middleware.concurrency import CUT_OFF
 from semel.telemetry.logs import ACCESS_LOGGER, SampledLog
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
-from semel.telemetry.tracing import Tracing, fail_span
+from semel.telemetry.spans import Tracing, fail_span
 
 __all__ = ["RequestContextMiddleware"]
 

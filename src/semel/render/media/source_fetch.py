@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol, cast
 
+from semel.aio import concurrently
 from semel.core import Media, Tenant
 from semel.errors import MediaNotAllowed, RequestError
 from semel.media.fetch.url import Url
 from semel.render.media.source import MediaFile, MediaName, MediaUrl, Source
-from semel.render.offload import concurrently
 
 __all__ = ["Fetch", "Intent", "Spend", "fetch_sources"]
 
