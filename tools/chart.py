@@ -88,7 +88,7 @@ def helm(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def render(values: Path | None = None, *flags: str, chart: Path = CHART) -> list[Object]:
-    """The objects of a release; a `ValueError` with Helm's words if there are none."""
+    """Return the objects of a release; a `ValueError` with Helm's words if there are none."""
     done = helm("template", "demo", chart, "--namespace", "ml", *(("--values", values) if values else ()), *flags)
     if done.returncode:
         raise ValueError(done.stderr)
@@ -96,7 +96,7 @@ def render(values: Path | None = None, *flags: str, chart: Path = CHART) -> list
 
 
 def faults_in(objects: Sequence[Object], version: str = VERSIONS[1]) -> list[str]:
-    """All that is wrong with them for a version of Kubernetes, each with the name of its object."""
+    """Return all that is wrong with them for a version of Kubernetes, each with the name of its object."""
     checks: dict[str, Callable[[Object, Sequence[Object]], Iterable[str]]] = {
         "Deployment": _deployment_faults,
         "Service": _service_faults,
@@ -166,7 +166,7 @@ def _scaler_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _scaled_object_faults(one: Object, objects: Sequence[Object]) -> Iterator[str]:
-    """Those of any scaler, and queries of other metrics or other pods than those of its Deployment."""
+    """Yield the faults of any scaler, and queries of other metrics or other pods than those of its Deployment."""
     yield from _scaler_faults(one, objects)
     known = {metric.name for metric in METRICS} | {"vllm:num_requests_waiting"}
     target, namespace = one["spec"]["scaleTargetRef"]["name"], one["metadata"]["namespace"]
@@ -248,8 +248,8 @@ def _flag_faults(container: Object, pod: Object, objects: Sequence[Object]) -> I
     listening = {values[name] for name in ("port", "metrics-port", "admin-port") if values.get(name)}
     if listen := values.get("listen"):
         listening.add(int(listen.rpartition(":")[2]))
-    if listening != (told := {port["containerPort"] for port in container["ports"]}):
-        yield f"it listens at {sorted(listening)} and tells {sorted(told)}"
+    if listening != (ports := {port["containerPort"] for port in container["ports"]}):
+        yield f"it listens at {sorted(listening)} and tells {sorted(ports)}"
     paths = {name: value for name, value in values.items() if isinstance(value, Path)}
     files = {value if name == "key-dir" else value.parent for name, value in paths.items()}
     if not files <= {Path(mount["mountPath"]) for mount in container["volumeMounts"]}:
@@ -258,7 +258,7 @@ def _flag_faults(container: Object, pod: Object, objects: Sequence[Object]) -> I
 
 
 def _parsed(name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Sequence[str]]:
-    """What a command's own flags say, and what it would hand on to vLLM."""
+    """Return what a command's own flags say, and what it would hand on to vLLM."""
     command = root_command().commands[name]
     parsed = command.make_context(name, [*arguments])
     values = {}
@@ -344,7 +344,7 @@ def _remote_ports(deployment: Object) -> set[int]:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     try:
         values, _ = _parsed(container["name"], container["args"])
-    except Exception:  # noqa: BLE001 what its parser says is told with its Deployment
+    except Exception:  # noqa: BLE001 what its parser says is reported with its Deployment
         return set()
     ports = {StoreAddress.parse(node).port for node in (values.get("embedding-store") or "").split(",") if node}
     if endpoint := values.get("otlp-traces-endpoint"):

@@ -77,7 +77,7 @@ def ask(python: Path, driver: str, url: str, folder: Path) -> list[Reply]:
 
 
 def rows_of(client: Client, mine: Sequence[Reply], theirs: Sequence[Reply]) -> list[Row]:
-    """A row for each API that a client speaks."""
+    """Return a row for each API that a client speaks."""
     bare = {(reply.api, reply.request): reply for reply in theirs}
     rows = []
     for api in dict.fromkeys(reply.api for reply in mine):
@@ -133,7 +133,7 @@ def _rows(client: Client, python: Path | str, servers: _Servers) -> list[Row]:
 
 
 def _prepared(client: Client, folder: Path) -> Path | str:
-    """Its Python, or why there is none."""
+    """Install its packages; return its Python, or why there is none."""
     try:
         return python_of(client, folder)
     except subprocess.SubprocessError as error:

@@ -1,6 +1,6 @@
 """The commands behind the figures of README and docs: `scripts/figures` runs them all, and keeps what each prints.
 
-A figure in a page has its command beside it. The table here has all of these commands, and `tests/test_figures.py`
+A figure in a page has its command next to it. The table here has all of these commands, and `tests/test_figures.py`
 holds it to the pages: a command that measures and is in a page but not here is an error, and so is the reverse.
 """
 
@@ -154,7 +154,7 @@ FIGURES: Final[dict[str, Figures]] = {
     "hostile": Figures("scripts/hostile --files 100000 --seed 1", ("docs/api/media.md",), 20),
     "pool-cost": Figures(f"scripts/pool-cost {MODEL} --times 7", ("docs/security/sandbox.md",), 3),
     "image-cost": Figures(
-        f"scripts/image-cost {MODEL} --beside CHECKOUT --images 500",
+        f"scripts/image-cost {MODEL} --other CHECKOUT --images 500",
         ("docs/security/sandbox.md",),
         10,
         by_hand="it needs a checkout of the commit that is compared",
@@ -164,7 +164,7 @@ FIGURES: Final[dict[str, Figures]] = {
 
 
 def commands_of(page: str) -> Iterator[str]:
-    """The commands of a page that measure: in back quotes, or behind the prompt of a console."""
+    """Yield the commands of a page that measure: in back quotes, or behind the prompt of a console."""
     for words in re.findall(r"`([^`\n]+)`", page) + re.findall(r"^\$ (.+)$", page, re.MULTILINE):
         command = words.partition("#")[0].strip()
         if command.startswith(MEASURING):

@@ -57,7 +57,7 @@ BEGIN, END = "<!-- layers: python -m tools.layers -->\n", "<!-- /layers -->\n"
 
 @cache
 def modules() -> Mapping[str, Path]:
-    """Every module of semel by its full name."""
+    """Return every module of semel by its full name."""
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
@@ -77,7 +77,7 @@ def nodes_of(module: str) -> Sequence[ast.AST]:
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
-    """What a module imports, anywhere in it: a module where a module is named, else the module that has the name."""
+    """Return a module's imports, anywhere in it: a module where one is named, else the module that has the name."""
     found = set[str]()
     for node in nodes_of(module):
         if isinstance(node, ast.ImportFrom):
@@ -99,7 +99,7 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The text of a page with the table as it should be."""
+    """Return the text of a page with the table as it should be."""
     before, _, rest = page.partition(BEGIN)
     return before + table() + rest.partition(END)[2]
 

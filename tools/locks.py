@@ -1,4 +1,4 @@
-"""What the containers install: every package at one version, each file by its hash.
+"""Locks of the containers: every package at one version, each file by its hash.
 
 `scripts/lock` writes `containers/*.lock` from pyproject.toml within `containers/versions.txt`. A lock keeps the
 versions that it has as long as they fit; `--upgrade` takes the newest. An image that is built twice installs the same
@@ -93,7 +93,7 @@ class Locked:
 
 
 def locked(text: str) -> list[Locked]:
-    """The entries of a lock, in their order."""
+    """Return the entries of a lock, in their order."""
     return [_entry(match) for match in _ENTRY.findall(text)]
 
 
@@ -108,7 +108,7 @@ def _entry(text: str) -> Locked:
 
 
 def requirements(project: Mapping[str, Any], lock: Lock) -> list[Requirement]:
-    """What pyproject.toml names for a lock, on the containers' platform: with the extras that an extra includes."""
+    """Return a lock's requirements in pyproject.toml, on the containers' platform: with the extras of an extra."""
     if not lock.extras:
         return [Requirement(line) for line in project["build-system"]["requires"]]
     return [*_applicable(project["project"], lock.extras), *map(Requirement, lock.added)]
@@ -124,7 +124,7 @@ def _applicable(project: Mapping[str, Any], extras: Sequence[str]) -> Iterator[R
 
 
 def faults(entries: Sequence[Locked], needed: Sequence[Requirement], pins: Mapping[str, str]) -> list[str]:
-    """Where a lock is not what it should be, as sentences."""
+    """Return where a lock is not what it should be, as sentences."""
     versions = {entry.name: entry.version for entry in entries}
     twice = sorted({entry.name for entry in entries if [other.name for other in entries].count(entry.name) > 1})
     return [
@@ -169,7 +169,7 @@ def _write(uv: Path, lock: Lock, folder: Path, options: argparse.Namespace) -> b
 
 
 def _compiled(uv: Path, lock: Lock, folder: Path, before: str) -> str:
-    """What uv resolves on the containers' platform, wheels only; versions of `before` that fit are kept."""
+    """Return what uv resolves on the containers' platform, wheels only; versions of `before` that fit are kept."""
     output = folder / lock.path.name
     output.write_text(before)
     source, overrides = folder / "requirements.in", folder / "overrides.in"

@@ -40,7 +40,7 @@ _DIST_INFO: Final = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "license
 
 
 class Refused(Exception):
-    """What was built must not be published."""
+    """A build that must not be published."""
 
 
 def check_tag(tag: str, version: str, changes: str) -> None:
@@ -52,13 +52,13 @@ def check_tag(tag: str, version: str, changes: str) -> None:
 
 
 def notes(version: str, changes: str) -> str:
-    """What the changelog says about a version."""
+    """Return what the changelog says about a version."""
     found = re.search(rf"^## {re.escape(version)}(?: .*)?\n(.*?)(?=^## |\Z)", changes, re.DOTALL | re.MULTILINE)
     return found[1].strip() if found else ""
 
 
 def build(source: Path, output: Path, python: Path) -> tuple[Path, Path]:
-    """The sdist and the wheel of a folder, by what `containers/build.lock` names."""
+    """Return the sdist and the wheel of a folder, by what `containers/build.lock` names."""
     output.mkdir(parents=True)
     for target in ("sdist", "wheel"):
         _run([python, "-m", "hatchling", "build", "--target", target, "--directory", output], cwd=source)
@@ -67,7 +67,7 @@ def build(source: Path, output: Path, python: Path) -> tuple[Path, Path]:
 
 
 def missing_and_foreign(names: Sequence[str], expected: Sequence[str]) -> list[str]:
-    """What an archive lacks, and what it has that nobody committed, as sentences."""
+    """Return what an archive lacks, and what it has that nobody committed, as sentences."""
     return [
         *(f"{name} is missing" for name in sorted({*expected} - {*names})),
         *(f"{name} is not committed" for name in sorted({*names} - {*expected})),
@@ -75,7 +75,7 @@ def missing_and_foreign(names: Sequence[str], expected: Sequence[str]) -> list[s
 
 
 def faults_of_wheel(wheel: Path, committed: Sequence[str]) -> list[str]:
-    """A wheel has the package as it is committed, and its licences; nothing else."""
+    """Check that a wheel has the package as it is committed, its licences, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
@@ -103,7 +103,7 @@ def check_installed(archive: Path, version: str, folder: Path) -> None:
 
 
 def write_sbom(python: Path, lock: Path, output: Path) -> Mapping[str, Any]:
-    """A bill of materials in CycloneDX's form: semel, and every package of a lock with its hashes."""
+    """Return a bill of materials in CycloneDX's form: semel, and every package of a lock with its hashes."""
     command: list[str | Path] = [python, "-m", "cyclonedx_py", "requirements", lock, "--output-file", output]
     command += ["--pyproject", ROOT / "pyproject.toml", "--mc-type", "application", "--output-reproducible"]
     _run([*command, "--spec-version", "1.6", "--output-format", "JSON", "--validate"], cwd=ROOT)
@@ -112,7 +112,7 @@ def write_sbom(python: Path, lock: Path, output: Path) -> Mapping[str, Any]:
 
 
 def checksums(folder: Path) -> str:
-    """Those of all files of a folder, as `sha256sum --check` reads them in it."""
+    """Return the hashes of all files of a folder, as `sha256sum --check` reads them in it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(folder)}" for file in files]
     return "\n".join([*lines, ""])
@@ -185,7 +185,7 @@ def _committed_tree(folder: Path) -> Iterator[Path]:
 
 
 def _environment(folder: Path, arguments: Sequence[str]) -> Path:
-    """An environment with nothing but these; its Python."""
+    """Make an environment with nothing but these; return its Python."""
     _run([sys.executable, "-m", "venv", folder], cwd=ROOT)
     python = folder / "bin/python"
     _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments], cwd=folder)

@@ -48,13 +48,13 @@ class Row:
 
 
 def read_rows(page: str) -> list[Row]:
-    """The rows of a page, in its order."""
+    """Return the rows of a page, in its order."""
     tables = page.partition(_SECTION)[0]
     return [Row(*match.groups()) for line in tables.splitlines() if (match := _LINE.match(line))]
 
 
 def with_files(page: str, files: Mapping[str, Sequence[str]]) -> str:
-    """The page with the list of files for every row that is tested, or in part."""
+    """Return the page with the list of files for every row that is tested, or in part."""
     tables = page.partition(_SECTION)[0]
     lines = ["| row | test files |", "|---|---|"]
     names = [row.name for row in read_rows(page) if row.status != "not yet"]
@@ -63,7 +63,7 @@ def with_files(page: str, files: Mapping[str, Sequence[str]]) -> str:
 
 
 def faults(page: str, files: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is wrong with the rows of a page, as sentences."""
+    """Return what is wrong with the rows of a page, as sentences."""
     rows = read_rows(page)
     names = [row.name for row in rows]
     found = [f"{name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
@@ -77,7 +77,7 @@ def faults(page: str, files: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def files_by_row(paths: Iterable[Path], root: Path = ROOT) -> dict[str, list[str]]:
-    """The test files that name each row, as paths from the root."""
+    """Return the test files that name each row, as paths from the root."""
     found: dict[str, list[str]] = {}
     for path in sorted(paths):
         for name in rows_of_module(path.read_text()):
@@ -86,7 +86,7 @@ def files_by_row(paths: Iterable[Path], root: Path = ROOT) -> dict[str, list[str
 
 
 def rows_of_module(source: str) -> set[str]:
-    """The rows that a test module names; none if there is no test in it."""
+    """Return the rows that a test module names; none if there is no test in it."""
     if not _MENTION.search(source) and not _IN_TEST_NAME.search(source):
         return set()
     module = ast.parse(source)
@@ -103,7 +103,7 @@ def rows_of_module(source: str) -> set[str]:
 
 
 def _members(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module and of its classes."""
+    """Yield the statements of a module and of its classes."""
     for node in body:
         yield node
         if isinstance(node, ast.ClassDef):
@@ -111,14 +111,14 @@ def _members(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def row_names(text: str) -> Iterator[str]:
-    """The rows that a text mentions; a range stands for every row in it."""
+    """Yield the rows that a text mentions; a range stands for every row in it."""
     for first, last in _MENTION.findall(text):
         for number in range(int(first[1:]), int((last or first)[1:]) + 1):
             yield f"{first[0]}{number}"
 
 
 def suite() -> list[Path]:
-    """Every test module; the one about rows has made-up ones in it."""
+    """Return every test module; the one about rows has made-up ones in it."""
     return [path for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_requirements.py"]
 
 

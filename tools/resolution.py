@@ -1,4 +1,4 @@
-"""What pip resolves for a frontend and for a worker, and whether the two can work together.
+"""The packages that pip resolves for a frontend and for a worker, and whether the two can work together.
 
 A frontend and a worker refuse each other unless the packages of the processor's fingerprint have the same major and
 minor versions on both, and decode every probe alike. Machines are installed one by one, each from its own extra, so the
@@ -39,7 +39,7 @@ Versions = Mapping[str, str]
 
 
 def differences(frontend: Versions, worker: Versions, packages: Sequence[str] = PACKAGES) -> list[str]:
-    """The packages whose major or minor versions differ, or that one of the two lacks, as sentences."""
+    """Return the packages whose major or minor versions differ, or that one of the two lacks, as sentences."""
     return [
         f"{package}: {frontend.get(package, 'none')} for a frontend, {worker.get(package, 'none')} for a worker"
         for package in packages
@@ -48,13 +48,13 @@ def differences(frontend: Versions, worker: Versions, packages: Sequence[str] = 
 
 
 def versions_of(report: Mapping[str, Any]) -> dict[str, str]:
-    """The versions in a report of pip, without the name of a build (`+cpu`), as a fingerprint has them."""
+    """Return the versions in a report of pip, without the name of a build (`+cpu`), as a fingerprint has them."""
     found = [item["metadata"] for item in report["install"]]
     return {canonicalize_name(package["name"]): package["version"].partition("+")[0] for package in found}
 
 
 def resolve(requirements: Sequence[str]) -> dict[str, str]:
-    """What pip would install for these in an empty environment, without installing it."""
+    """Return what pip would install for these in an empty environment, without installing it."""
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     with tempfile.TemporaryDirectory(prefix="resolution-") as folder:
         report = Path(folder) / "report.json"
@@ -74,7 +74,7 @@ def resolve(requirements: Sequence[str]) -> dict[str, str]:
 
 
 def pinned() -> dict[str, str]:
-    """The versions that the tests and the containers run with."""
+    """Return the versions that the tests and the containers run with."""
     lines = (ROOT / "containers" / "versions.txt").read_text().splitlines()
     return {name: version for line in lines for name, found, version in [line.partition("==")] if found}
 

@@ -1,4 +1,4 @@
-"""Which tests a change concerns, for `scripts/quick`: `python -m tools.selection` prints them, one per line.
+"""The tests that a change concerns, for `scripts/quick`: `python -m tools.selection` prints them, one per line.
 
 A changed module brings the tests of its package, `tests/PACKAGE`, and the test files of the modules that import it: of
 `semel.cli.fetching` that is `tests/cli/test_fetching.py`. A changed file under `tests` brings itself, or its folder if
@@ -20,7 +20,7 @@ _MAIN: Final = "main"
 
 
 def changed_files(root: Path = ROOT) -> list[str]:
-    """What differs from where the branch left `main`, committed or not, new files too."""
+    """Return what differs from where the branch left `main`, committed or not, new files too."""
     base = _git(root, "merge-base", "HEAD", _MAIN) or ["HEAD"]
     return _git(root, "diff", "--name-only", base[0]) + _git(root, "ls-files", "--others", "--exclude-standard")
 
@@ -41,7 +41,7 @@ def selected_tests(changed: Iterable[str], imports: Mapping[str, frozenset[str]]
 
 
 def imports_of(source: Path) -> dict[str, frozenset[str]]:
-    """Every module of `semel`, and what it imports of it."""
+    """Return every module of `semel`, and what it imports of it."""
     return {_module_of(file.relative_to(source.parent)): frozenset(_imported(file)) for file in source.rglob("*.py")}
 
 
@@ -61,7 +61,7 @@ def _module_of(path: Path) -> str:
 
 
 def _is_of_package(test: str, module: str) -> bool:
-    """Whether a test file stands in the folder of a module's package, or is named after a module outside packages."""
+    """Return whether a test file is in the folder of a module's package, or named after a module outside packages."""
     package = module.split(".")[1:2]
     return test.split("/")[1:2] == package or test == f"tests/test_{'.'.join(package)}.py"
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Final, TypeVar
 
-__all__ = ["SLICE_S", "at_once", "in_slices", "to_the_end"]
+from semel.errors import SemelError
+
+__all__ = ["SLICE_S", "at_once", "concurrently", "in_slices", "to_the_end"]
 
 SLICE_S: Final = 0.004
 """How long a slice takes."""
+
+_MAX_AT_ONCE: Final = 64
 
 _T = TypeVar("_T")
 
@@ -57,3 +61,21 @@ async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
     if cancelled is not None and not task.cancelled() and task.exception() is None:
         raise cancelled
     return task.result()
+
+
+async def concurrently(
+    values: Iterable[_T], work: Callable[[_T], Awaitable[None]], *, at_once: int = _MAX_AT_ONCE
+) -> None:
+    """Run the work for all values, some at a time: a request with many items must not fill the pool's queue."""
+    room = asyncio.Semaphore(at_once)
+
+    async def do(value: _T) -> None:
+        async with room:
+            await work(value)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for value in values:
+                group.create_task(do(value))
+    except* SemelError as errors:
+        raise errors.exceptions[0] from None

@@ -28,7 +28,7 @@ _CONNECTIONS: Final = {"http": http.client.HTTPConnection, "https": http.client.
 
 
 def contract(url: str, *, key: str, timeout_s: float = 10.0) -> Contract:
-    """What a worker's engine expects of features: its `target` is what a processor has to be loaded for.
+    """Return what a worker's engine expects of features: its `target` is what a processor has to be loaded for.
 
     `url`, `key` and errors are those of `inject`.
     """
@@ -69,7 +69,7 @@ def _ask(
     key: str,
     timeout_s: float,
 ) -> bytes:
-    """The body of a good answer."""
+    """Return the body of a good answer."""
     address = _address(url)
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError("an admin key is printable ASCII; is this the content of the worker's --admin-key-file?")

@@ -114,11 +114,11 @@ class RequestError(SemelError):
 
     @classmethod
     def of(cls, param: str, message: str) -> Self:
-        """The fault of one field: its message begins with the field's name."""
+        """Return the fault of one field: its message begins with the field's name."""
         return cls(f"{param}: {message}", param=param)
 
     def at(self, param: str) -> Self:
-        """The same fault as that of one part of a request. A new error: several requests may share this one."""
+        """Return the same fault as that of one part of a request. A new error: several requests may share this one."""
         return self.of(param, str(self))
 
 
@@ -189,7 +189,7 @@ class MediaNotAllowed(MediaError):
 
 
 class MediaUnavailable(MediaError):
-    """The URL of the media could not be fetched: whoever named it has to look after it, so it is no fault of ours."""
+    """The URL of the media could not be fetched: the client has to look after it, so it is no fault of ours."""
 
     code = "media_unavailable"
 
@@ -347,7 +347,7 @@ class TooManyBytes(Busy):
 
 
 class FeatureMissing(SemelError):
-    """Items were referred to by digest that are not held; whoever has their features sends them."""
+    """Items were referred to by digest that are not held; a holder of their features sends them."""
 
     def __init__(self, digests: Iterable[bytes]) -> None:
         self.digests = tuple(digests)
@@ -363,12 +363,12 @@ class ConfigError(SemelError):
 
 
 def excerpt(text: str) -> str:
-    """What a message shows of something that a client has written, whatever its length (threats S7)."""
+    """Return what a message shows of something that a client has written, whatever its length (threats S7)."""
     return text if len(text) <= _MAX_EXCERPT_CHARS else f"{text[: _MAX_EXCERPT_CHARS - 1]}…"
 
 
 def error_for(code: str, message: str, fields: Collection[str] = ()) -> RequestError | ServiceError:
-    """The error that another process reported by its code; an unknown code is the service's fault.
+    """Return the error that another process reported by its code; an unknown code is the service's fault.
 
     A message that begins with one of the request's `fields` is about that field: no frame needs to say so.
     """
@@ -383,7 +383,7 @@ def error_for(code: str, message: str, fields: Collection[str] = ()) -> RequestE
 
 
 def told_kinds() -> Sequence[type[RequestError | ServiceError]]:
-    """Every error that a client can be told of, breadth first."""
+    """Return every error that a client can get, breadth first."""
     kinds: list[type[RequestError | ServiceError]] = [RequestError, ServiceError]
     for kind in kinds:
         kinds += kind.__subclasses__()

@@ -47,7 +47,7 @@ class TransportSource:
     file: Path | None = None
 
     def load(self) -> TransportKeys:
-        """The keys that are in the file now."""
+        """Return the keys that are in the file now."""
         assert self.file is not None
         return read_transport_keys(self.file, self.keys.role)
 
@@ -68,7 +68,7 @@ class ProcessKeys:
 
 
 def admin_key_file(settings: WorkerSettings) -> Path | None:
-    """Where the key of a worker's admin address is: the file that is named, or that of its folder, if there is one."""
+    """Find the key file of a worker's admin address: the one that is named, or that of its folder, if there is one."""
     named, folder = settings.admin.admin_key_file, settings.key_dir
     if named is None and folder is not None and (folder / ADMIN_FILE).exists():
         return folder / ADMIN_FILE

@@ -1,4 +1,4 @@
-"""How a process of ours learns that it should end: first in good order, and if it is told again, at once."""
+"""Shutdown by signals: in good order at the first, at once at the second."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ShutdownSignal:
 
     @property
     def is_requested(self) -> bool:
-        """Whether it should end."""
+        """Return whether it should end."""
         return self._requested.is_set()
 
     async def wait(self, *tasks: asyncio.Task[None]) -> bool:

@@ -1,4 +1,4 @@
-"""How much memory a host needs, from what runs on it and what its caches hold. Arithmetic, no I/O.
+"""Memory of a host, from what runs on it and what its caches hold; and the CPU cores that a process may use.
 
 The constants are what the processes of semel and vLLM 0.32 take by themselves, measured; a figure for another version
 is measured anew, and `semel bench serve` holds the sum to what a running host takes.
@@ -6,10 +6,13 @@ is measured anew, and `semel bench serve` holds the sum to what a running host t
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
 from typing import Final
 
-__all__ = ["GIB", "MIB", "Host", "Part", "memory_of"]
+__all__ = ["GIB", "MIB", "Host", "Part", "memory_of", "usable_cores"]
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -33,7 +36,7 @@ LIBRARIES: Final = 65 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What runs on a host. Bytes are those that are held; for the most that it may take, give the capacities."""
+    """The processes and caches of a host. Bytes are those held; for the most that it may take, give the capacities."""
 
     processes: int
     """Preprocessing processes of each frontend (`--preprocessing-processes`), without its loaded spare."""
@@ -69,7 +72,7 @@ class Part:
 
 
 def memory_of(host: Host) -> tuple[Part, ...]:
-    """What each part of a host takes; the host takes the sum of them."""
+    """Return what each part of a host takes; the host takes the sum of them."""
     return (
         Part("semel serve, and libraries that all share", SUPERVISOR + LIBRARIES),
         Part("frontends", host.frontends * FRONTEND),
@@ -86,3 +89,16 @@ def memory_of(host: Host) -> tuple[Part, ...]:
         Part("encoder caches", host.workers * host.ranks * host.encoder_cache),
         Part("embedding tiers", host.workers * host.embedding_tier),
     )
+
+
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores(quota: Path = _QUOTA) -> int:
+    """At least 1. Quotas count: a pod that may use 2 of a host's 64 cores must not start 64 processes."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(cores, ceil(int(allowed) / int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max" in it: there is no quota
+        return cores

@@ -25,7 +25,7 @@ def test_without_vllm_our_side_is_measured_alone_D4(monkeypatch: pytest.MonkeyPa
     assert len(handed) == 6
     assert_limits(handed.values(), slack=3)  # of three turns only
     assert all(check.value > 0 and check.baseline is None for check in handed.values())
-    (stuck,) = bench._beside_a_stuck_one()
+    (stuck,) = bench._next_to_a_stuck_one()
     assert (stuck.value, stuck.baseline, stuck.ok) == (100, None, True)
 
 
@@ -39,7 +39,7 @@ def test_looking_up_is_measured_for_both_kinds_D4() -> None:
 
 @pytest.mark.engine
 def test_vllms_ring_stores_little_beside_an_item_that_is_never_read_D4() -> None:
-    (stuck,) = bench._beside_a_stuck_one()
+    (stuck,) = bench._next_to_a_stuck_one()
     assert stuck.value == 100
     assert stuck.baseline is not None
     assert stuck.baseline < 20

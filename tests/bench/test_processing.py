@@ -68,4 +68,4 @@ def test_vllms_renderer_answers_from_a_process_of_its_own(tiny: Folder) -> None:
     with bench._bare_renderer(tiny("qwen2-vl")) as bare:
         assert bare is not None
         new, known = bare.ask("new"), bare.ask("known")
-    assert new.processor_s / bench._IMAGES > known.processor_s / bench._REPEATS > 0
+    assert new.cpu_s / bench._IMAGES > known.cpu_s / bench._REPEATS > 0

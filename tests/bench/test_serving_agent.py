@@ -26,15 +26,15 @@ from semel.lab.bench.serving.bench import Bench, Effort, Side
 from semel.lab.bench.serving.client import Answer, Client
 from semel.lab.bench.serving.figures import LIMITS, Row, checks_of, grown
 from semel.lab.bench.serving.floor import EngineAnswer, Floor
-from semel.lab.bench.serving.pictures import Pictures
+from semel.lab.bench.serving.images import Images
 from semel.lab.bench.serving.plots import draw, drawings
 from semel.lab.bench.serving.report import ServeReport
 from semel.lab.bench.serving.scenarios.agent import (
     Look,
     Talk,
     agent_rows,
-    beside,
     by_reference,
+    compare_with_engine,
     inline,
     turns_that_fit,
 )
@@ -243,7 +243,7 @@ for line in sys.stdin:
     images = line.count('"image_url": {')
     if images > int(sys.argv[1]):
         sys.exit("no more")
-    took = {"seconds": 0.01 * images, "processor_s": 0.02 * images, "prompt_tokens": 10 * images}
+    took = {"seconds": 0.01 * images, "cpu_s": 0.02 * images, "prompt_tokens": 10 * images}
     print(json.dumps(took), flush=True)
 """
 
@@ -265,11 +265,11 @@ def floor_of(tmp_path: Path, images: int) -> Iterator[Floor]:
 
 @pytest.mark.timeout(60)
 async def test_semel_and_the_engine_in_process_take_turns_as_far_as_the_context_goes(tmp_path: Path) -> None:
-    bench = Bench(Pair(*[Side(Server(()), Fake())] * 2), None, Pictures(1), Effort.of(quick=True), lambda *_: None)
+    bench = Bench(Pair(*[Side(Server(()), Fake())] * 2), None, Images(1), Effort.of(quick=True), lambda *_: None)
     server = Fake()
     with floor_of(tmp_path, images=99) as floor:
         await floor.start()
-        slopes, last = await beside(bench, by_reference(server), floor)
+        slopes, last = await compare_with_engine(bench, by_reference(server), floor)
     assert slopes.turns is not None
     assert len(slopes.turns.semel) == 6  # 10 tokens each, and one of the answer, within 64
     assert slopes.turns.vllm == pytest.approx([10, 20, 30, 40, 50, 60])
@@ -306,14 +306,14 @@ def measured(*, inline_slope: float = 2.0, sent: int = 1_000, encoded: float | N
     return agent_rows(bare, mine, looks(0.4, Work(1, 1, encoded), sent=lambda _: sent))
 
 
-def beside_row(slope: float) -> Row:
-    name = "agent: per image of history, by reference, beside the engine in process"
+def compared_row(slope: float) -> Row:
+    name = "agent: per image of history, by reference, next to the engine in process"
     return grown(name, "ms", Pair(series(slope, seed=1), series(0.4, seed=2, noise=0.1)))
 
 
 def all_rows(**changes: Any) -> list[Row]:
     slope = changes.pop("reference_slope", 0.4)
-    return [*measured(**changes), beside_row(slope)]
+    return [*measured(**changes), compared_row(slope)]
 
 
 def test_the_rows_have_all_limits_of_the_scenario_and_good_ones_keep_them() -> None:
@@ -357,9 +357,9 @@ def test_what_nobody_counts_has_no_row() -> None:
 
 def test_processor_time_is_compared_if_it_is_known_of_every_turn() -> None:
     def rows(known: int) -> list[Row]:
-        bare, mine = ([Look(1.0, 1, 1, processor_ms=slope * turn) for turn in range(9)] for slope in (20, 2))
-        mine = [replace(look, processor_ms=None) if turn >= known else look for turn, look in enumerate(mine)]
-        return [row for row in agent_rows(bare, mine, mine) if row.name.endswith("processor time")]
+        bare, mine = ([Look(1.0, 1, 1, cpu_ms=slope * turn) for turn in range(9)] for slope in (20, 2))
+        mine = [replace(look, cpu_ms=None) if turn >= known else look for turn, look in enumerate(mine)]
+        return [row for row in agent_rows(bare, mine, mine) if row.name.endswith("CPU time")]
 
     assert [row.ratio.value for row in rows(9) if row.ratio is not None] == pytest.approx([0.1, 0.1])
     assert rows(8) == []

@@ -45,7 +45,7 @@ def test_both_sides_are_measured_drawn_and_ended(tmp_path: Path) -> None:
     tensors = rows["frontends: tensor bytes between processes, per repeat"]
     assert tensors["semel"]["value"] == 0
     assert tensors["vllm"]["value"] > 6_000_000
-    body = rows["generate: body, beside vLLM's with tensors"]
+    body = rows["generate: body, next to vLLM's with tensors"]
     assert body["semel"]["value"] <= 8_192 < 6_000_000 < body["vllm"]["value"]
     assert report["run"]["flags"]
     assert (tmp_path / "plots" / "limits.png").exists()

@@ -1,4 +1,4 @@
-"""The parts of `semel bench serve` that need no server: turns, pictures, plans, limits, tables, drawings."""
+"""The parts of `semel bench serve` that need no server: turns, images, plans, limits, tables, drawings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from semel.lab.bench.serving.alternate import Pair, order, take_turns
 from semel.lab.bench.serving.bench import Bench, Effort
 from semel.lab.bench.serving.client import Answer, Client
 from semel.lab.bench.serving.figures import LIMITS, Row, checks_of, compared, counted
-from semel.lab.bench.serving.pictures import Pictures, Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Images, Size, chat, image_part, text_part
 from semel.lab.bench.serving.plots import draw, drawings
-from semel.lab.bench.serving.procfs import descendants, processor_s, pss_bytes, words_of
+from semel.lab.bench.serving.procfs import cpu_s, descendants, pss_bytes, words_of
 from semel.lab.bench.serving.report import ServeReport, format_figure
 from semel.lab.bench.serving.run import SCENARIOS, Options
 from semel.lab.bench.serving.scenarios.evicted import added_rows
@@ -56,15 +56,15 @@ async def test_both_sides_take_turns_and_who_begins_alternates() -> None:
 
 
 def test_no_picture_is_drawn_twice_and_a_seed_gives_the_same_again() -> None:
-    pictures, others = Pictures(1), Pictures(2)
-    first = [pictures.draw(Size.SMALL) for _ in range(3)]
+    images, others = Images(1), Images(2)
+    first = [images.draw(Size.SMALL) for _ in range(3)]
     assert len({*first, others.draw(Size.SMALL)}) == 4
-    assert Pictures(1).draw(Size.SMALL) == first[0]
+    assert Images(1).draw(Size.SMALL) == first[0]
 
 
 @pytest.mark.parametrize(("size", "kilobytes"), [(Size.SQUARE, (200, 320)), (Size.HD, (400, 640))])
 def test_a_picture_is_as_large_as_those_of_the_published_figures(size: Size, kilobytes: tuple[int, int]) -> None:
-    jpeg = Pictures(1).draw(size)
+    jpeg = Images(1).draw(size)
     assert Image.open(io.BytesIO(jpeg)).size == size.value
     assert kilobytes[0] <= len(jpeg) / 1e3 <= kilobytes[1]
 
@@ -79,7 +79,7 @@ def test_a_request_alternates_between_user_and_assistant() -> None:
 
 def test_four_in_five_of_a_stream_were_shown_before() -> None:
     shown_ = stream(2_000, random.Random(0))
-    new = sum(picture not in shown_[:number] for number, picture in enumerate(shown_))
+    new = sum(image not in shown_[:number] for number, image in enumerate(shown_))
     assert 0.17 < new / 2_000 < 0.23
     assert sorted(set(shown_)) == list(range(new))
 
@@ -89,12 +89,12 @@ def test_a_mixed_load_is_planned_from_its_seed_with_a_tenth_refused_and_a_tenth_
     assert asks == plan(3_000, seed=1) != plan(3_000, seed=2)
     for kind in (Kind.REFUSED, Kind.ABORTED):
         assert 0.07 < sum(ask.kind is kind for ask in asks) / 3_000 < 0.13
-    spoiled = {ask.picture for ask in asks if ask.kind is not Kind.GOOD}
-    assert any(ask.picture in spoiled for ask in asks if ask.kind is Kind.GOOD)
+    spoiled = {ask.image for ask in asks if ask.kind is not Kind.GOOD}
+    assert any(ask.image in spoiled for ask in asks if ask.kind is Kind.GOOD)
 
 
 class Spoiled(Client):
-    """A server that fails the next good request for a picture whose request it has refused, as bare vLLM does."""
+    """A server that fails the next good request for an image whose request it has refused, as bare vLLM does."""
 
     def __init__(self, *, spoils: bool) -> None:
         super().__init__("http://nowhere")
@@ -105,12 +105,12 @@ class Spoiled(Client):
     async def ask(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:  # noqa: ARG002
         await asyncio.sleep(0)
         asked = json.loads(body)
-        picture = json.dumps(asked["messages"]).encode()
+        image = json.dumps(asked["messages"]).encode()
         if asked.keys() - {"messages", "temperature", "max_tokens"}:
-            self.spoiled.add(picture)
+            self.spoiled.add(image)
             return Answer(400, b"", 0.0)
-        fails = self.spoils and picture in self.spoiled
-        self.spoiled.discard(picture)
+        fails = self.spoils and image in self.spoiled
+        self.spoiled.discard(image)
         self.failed += fails
         return Answer(500 if fails else 200, b"", 0.0)
 
@@ -121,10 +121,10 @@ class Spoiled(Client):
 @pytest.mark.parametrize("spoils", [False, True])
 async def test_every_good_request_that_fails_in_a_mixed_load_is_counted(spoils: bool) -> None:
     asks = plan(400, seed=1)
-    pictures = [number.to_bytes(4, "big") for number in range(400)]
+    images = [number.to_bytes(4, "big") for number in range(400)]
     done: list[int] = []
     client = Spoiled(spoils=spoils)
-    assert await drive(client, asks, pictures, done.append) == client.failed
+    assert await drive(client, asks, images, done.append) == client.failed
     assert (client.failed > 5) is spoils
     assert sorted(done) == list(range(1, 401))
 
@@ -236,7 +236,7 @@ def test_a_table_fits_80_columns_with_a_line_for_each_row_and_stages_only_if_ask
     ratio, figure = Figure(0.3222, 0.3011, 0.3513), Figure(17.71, 17.12, 18.23)
     names = [f"again: {size}, {what}" for size in ("1024", "HD") for what in ("latency", "what the image adds")]
     rows = [Row(name, "ms", figure, Figure(1_234.5, 1_200, 1_300), ratio) for name in names]
-    rows.append(Row("again: HD, processor time of all processes", "ms", figure, figure, ratio))
+    rows.append(Row("again: HD, CPU time of all processes", "ms", figure, figure, ratio))
     rows.append(counted("again: HD, stage render, mean", "ms", 1.5))
     whole = ServeReport({}, {}, tuple(rows))
     lines = printed(whole, width=80).splitlines()
@@ -329,11 +329,11 @@ def test_the_kernel_tells_of_a_process_and_its_children() -> None:
             assert child.pid in Server(("http://x",), (me,)).pids()
         finally:
             child.kill()
-    assert processor_s([me]) > 0
+    assert cpu_s([me]) > 0
     assert pss_bytes([me]) > 1_000_000
     assert words_of(me)[0]
     assert words_of(child.pid) == []
-    assert processor_s([child.pid]) == 0
+    assert cpu_s([child.pid]) == 0
 
 
 _SENDER = """
@@ -384,7 +384,7 @@ def test_what_vllm_encodes_is_read_from_its_log(tmp_path: Path) -> None:
 
 async def test_a_restart_needs_servers_that_are_started_here() -> None:
     sides = Pair(None, None)
-    bench = Bench(sides, None, Pictures(1), Effort.of(quick=True), lambda *_: None)  # type: ignore[arg-type]
+    bench = Bench(sides, None, Images(1), Effort.of(quick=True), lambda *_: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--baseline"):
         await restart(bench)
 

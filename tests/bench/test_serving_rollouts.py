@@ -13,7 +13,7 @@ from PIL import Image
 from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Effort, Side
 from semel.lab.bench.serving.client import Client
-from semel.lab.bench.serving.pictures import Pictures
+from semel.lab.bench.serving.images import Images
 from semel.lab.bench.serving.scenarios.document_pages import HEIGHT, WIDTH, draw_page, pages
 from semel.lab.bench.serving.scenarios.rollouts import rollouts
 from semel.lab.bench.serving.servers import Server
@@ -61,7 +61,7 @@ async def bench_of(stack: AsyncExitStack, *servers: Counting) -> Bench:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         sides.append(Side(Server((url,)), await stack.enter_async_context(Client(url))))
-    return Bench(Pair(*sides), None, Pictures(1), EFFORT, lambda *_: None)
+    return Bench(Pair(*sides), None, Images(1), EFFORT, lambda *_: None)
 
 
 async def test_groups_are_counted_with_what_was_done_for_them() -> None:

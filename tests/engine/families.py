@@ -26,8 +26,8 @@ from tests.engine.parity import (
     Question,
     audio_part,
     clip,
+    draw_image,
     image_part,
-    picture,
     random_chat,
     video,
     video_part,
@@ -104,7 +104,7 @@ class Family:
 def image_chat(seed: int) -> Chat:
     """A random chat with one picture."""
     rng = np.random.default_rng(seed)
-    return random_chat(rng, [image_part(picture(rng))])
+    return random_chat(rng, [image_part(draw_image(rng))])
 
 
 def image_chats(count: int = 24, most: int = 3) -> Callable[[], list[Question]]:
@@ -112,7 +112,7 @@ def image_chats(count: int = 24, most: int = 3) -> Callable[[], list[Question]]:
 
     def make() -> list[Question]:
         rng = np.random.default_rng(0)
-        return [random_chat(rng, [image_part(picture(rng)) for _ in range(i % (most + 1))]) for i in range(count)]
+        return [random_chat(rng, [image_part(draw_image(rng)) for _ in range(i % (most + 1))]) for i in range(count)]
 
     return make
 
@@ -120,10 +120,10 @@ def image_chats(count: int = 24, most: int = 3) -> Callable[[], list[Question]]:
 def chats_with_newlines() -> list[Question]:
     """Random ones, and two images that touch, with newlines of the client's own around them."""
     rng = np.random.default_rng(0)
-    chats: list[Question] = [random_chat(rng, [image_part(picture(rng)) for _ in range(i % 4)]) for i in range(24)]
+    chats: list[Question] = [random_chat(rng, [image_part(draw_image(rng)) for _ in range(i % 4)]) for i in range(24)]
     newlines = ("", "\n", "\n\n")
     for before, behind in [(before, behind) for before in newlines for behind in newlines]:
-        first, second = image_part(picture(rng)), image_part(picture(rng))
+        first, second = image_part(draw_image(rng)), image_part(draw_image(rng))
         texts = [{"type": "text", "text": words(rng) + before}, {"type": "text", "text": behind + words(rng)}]
         chats.append([{"role": "user", "content": [texts[0], first, second, texts[1]]}])
     return chats
@@ -136,7 +136,7 @@ def video_chats() -> list[Question]:
     chats: list[Question] = []
     for index in range(12):
         items = [video_part(video(rng, *kinds[index % 3])) for _ in range(1 + index % 2)]
-        items += [image_part(picture(rng))] * (index % 4 == 3)
+        items += [image_part(draw_image(rng))] * (index % 4 == 3)
         chats.append(random_chat(rng, items))
     return chats
 

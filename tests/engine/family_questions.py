@@ -17,8 +17,8 @@ from tests.engine.parity import (
     Question,
     audio_part,
     clip,
+    draw_image,
     image_part,
-    picture,
     random_chat,
     video,
     video_part,
@@ -111,7 +111,7 @@ def _parts(modality: str, count: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng([7, *modality.encode()])
     match modality:
         case "image":
-            return [image_part(picture(rng)) for _ in range(count)]
+            return [image_part(draw_image(rng)) for _ in range(count)]
         case "audio":
             return [audio_part(clip(rng)) for _ in range(count)]
         case _:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tests.engine.matrix import Asked
-from tests.engine.parity import Chat, audio_part, clip, image_part, picture, random_chat
+from tests.engine.parity import Chat, audio_part, clip, draw_image, image_part, random_chat
 
 __all__ = ["CONTROLS", "MatrixRequest", "control", "random_requests"]
 
@@ -85,4 +85,4 @@ def _clips() -> list[Part]:
 
 @cache
 def _square(side: int, seed: int) -> bytes:
-    return picture(np.random.default_rng([seed, side]), side=side)
+    return draw_image(np.random.default_rng([seed, side]), side=side)

@@ -153,7 +153,7 @@ def distinct(answers: list[Answer]) -> float:
     return len({answer.token_ids for answer in answers}) / len(answers)
 
 
-def picture(rng: np.random.Generator, *, side: int | None = None) -> bytes:
+def draw_image(rng: np.random.Generator, *, side: int | None = None) -> bytes:
     """A PNG or JPEG of random blocks."""
     width, height = (side, side) if side else (int(n) for n in rng.integers(30, 300, 2))
     blocks = rng.integers(0, 256, (height // 14 + 1, width // 14 + 1, 3), dtype=np.uint8)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
-from tests.engine.parity import Chat, image_part, picture
+from tests.engine.parity import Chat, draw_image, image_part
 
 __all__ = ["SIXTEEN", "Probe", "ProbeAnswer", "ask_sixteen", "differences"]
 
@@ -131,7 +131,7 @@ def _near(one: Sequence[float], other: Sequence[float], within: float) -> bool:
 
 @cache
 def _image(side: int, seed: int) -> bytes:
-    return picture(np.random.default_rng(seed), side=side)
+    return draw_image(np.random.default_rng(seed), side=side)
 
 
 def main() -> None:

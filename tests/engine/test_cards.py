@@ -24,7 +24,7 @@ from semel.render import Rendered
 from tests.engine.card_tier import CARD, LOST
 from tests.engine.engines import ShippedRig, Start, running_as_worker
 from tests.engine.families import FAMILIES
-from tests.engine.parity import Answer, Chat, image_part, joined, picture, submission
+from tests.engine.parity import Answer, Chat, draw_image, image_part, joined, submission
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -96,7 +96,7 @@ async def spike(tiny: Models, monkeypatch: pytest.MonkeyPatch, connector: str) -
     async with running_as_worker(START, tiny("qwen2-vl")) as rig:
         tier = rig.engine.tier
         assert tier is not None
-        image = picture(np.random.default_rng(4), side=420)
+        image = draw_image(np.random.default_rng(4), side=420)
         question: Chat = [{"role": "user", "content": [image_part(image), {"type": "text", "text": "what is it ?"}]}]
         rendered = await rig.render(question)
         answer = await rig.answer(rendered)

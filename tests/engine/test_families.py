@@ -27,7 +27,7 @@ from tests.engine.families import FAMILIES, GENERIC, Questions, Wrong, row
 from tests.engine.family_parity import refused_sizes
 from tests.engine.family_questions import TRANSCRIPT_STARTS, family_questions, inverted
 from tests.engine.lies import lies, outcome_of
-from tests.engine.parity import Clip, clip, compare, distinct, image_part, picture, random_chat
+from tests.engine.parity import Clip, clip, compare, distinct, draw_image, image_part, random_chat
 from tests.engine.rendering import compare_renderings, rebuilt
 from tests.engine.test_encoder_engine import Running, transcribe_and_count
 
@@ -165,14 +165,14 @@ async def test_masked_items_are_answered_as_by_transformers(rig: ShippedRig, tin
 @only("idefics3")
 async def test_equal_images_of_a_prompt_are_answered_alike(rig: ShippedRig) -> None:
     rng = np.random.default_rng(2)
-    part, other = image_part(picture(rng)), image_part(picture(rng))
+    part, other = image_part(draw_image(rng)), image_part(draw_image(rng))
     await compare(rig, [random_chat(rng, [part, other, part]), random_chat(rng, [part, part, part, other])])
 
 
 @only("gemma3")
 async def test_the_spelling_of_the_placeholder_stays_text_S14(rig: ShippedRig) -> None:
     rng = np.random.default_rng(3)
-    content = [image_part(picture(rng)), {"type": "text", "text": "what is <start_of_image> ?"}]
+    content = [image_part(draw_image(rng)), {"type": "text", "text": "what is <start_of_image> ?"}]
     rendered = await rig.pipeline.chat(ChatRequest([{"role": "user", "content": content}]))
     assert len(rendered.prompt.items) == 1
     await rig.answer(rendered)

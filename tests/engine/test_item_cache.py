@@ -23,7 +23,7 @@ from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
 from semel.render import ChatRequest, Rendered
 from tests.engine.families import WRONG_QWEN2_VL
-from tests.engine.parity import GREEDY, Answer, Rig, image_part, joined, picture, running
+from tests.engine.parity import GREEDY, Answer, Rig, draw_image, image_part, joined, running
 from tests.engine.rendering import rebuilt
 from tests.engine.test_item_cache_mirror import Replay
 
@@ -47,7 +47,7 @@ class Asker(Rig):
     """What streams said was missing: the engine core was not as its mirror."""
 
     async def picture(self, rng: np.random.Generator, side: int = 56) -> Rendered:
-        return await self.pictures([picture(rng, side=side)])
+        return await self.pictures([draw_image(rng, side=side)])
 
     async def pictures(self, pictures: list[bytes]) -> Rendered:
         content = [*map(image_part, pictures), {"type": "text", "text": "what is in this picture ?"}]
@@ -173,7 +173,7 @@ async def test_a_reference_to_what_is_not_held_or_stands_elsewhere_is_refused_wi
 
 async def test_300_random_requests_by_reference_where_possible_are_answered_as_alone_D2(asker: Asker) -> None:
     rng, choice = np.random.default_rng(3), random.Random(3)
-    media = [picture(rng, side=56) for _ in range(120)]
+    media = [draw_image(rng, side=56) for _ in range(120)]
     prompts = [await asker.pictures([one]) for one in media]
     prompts += [await asker.pictures(choice.choices(media, k=choice.randint(2, 30))) for _ in range(20)]
     expected = {}
@@ -235,7 +235,7 @@ async def test_an_engine_core_that_lost_its_items_is_told_of_before_the_first_to
 ) -> None:
     prompts = [await asker.picture(np.random.default_rng(seed)) for seed in (6, 7, 8)]
     expected = [await asker.ask(prompt, prompt.features) for prompt in prompts]
-    both = await asker.pictures([picture(np.random.default_rng(seed), side=56) for seed in (6, 7)])
+    both = await asker.pictures([draw_image(np.random.default_rng(seed), side=56) for seed in (6, 7)])
     answer = await asker.by_reference(both)
     await asker.llm.engine_core.reset_mm_cache_async()
     assert len(asker.engine.item_cache) == 3
@@ -296,7 +296,7 @@ async def test_a_malformed_item_is_not_injected_D7(asker: Asker, case: str) -> N
 async def test_an_item_larger_than_the_cache_rides_with_its_request_and_is_not_announced_D4(asker: Asker) -> None:
     rng = np.random.default_rng(12)
     small = await asker.picture(rng)
-    data = picture(rng, side=448)
+    data = draw_image(rng, side=448)
     large, twice = await asker.pictures([data]), await asker.pictures([data, data])
     ((digest, feature),) = large.features.items()
     assert feature.nbytes > CACHE_BYTES
@@ -316,7 +316,7 @@ async def test_a_request_whose_items_exceed_the_cache_travels_whole_and_leaves_i
     asker: Asker, n: int
 ) -> None:
     rng = np.random.default_rng(13)
-    media = [picture(rng, side=56) for _ in range(60)]
+    media = [draw_image(rng, side=56) for _ in range(60)]
     many = await asker.pictures(media)
     singles = [await asker.pictures([one]) for one in media]
     expected = [await asker.ask(one, one.features) for one in singles]
@@ -340,7 +340,7 @@ async def test_a_request_whose_items_exceed_the_cache_travels_whole_and_leaves_i
 async def test_a_reset_with_eight_requests_in_flight_forgets_everything_and_all_are_answered_D5(asker: Asker) -> None:
     """They go by reference, and prefixes of before cover their items: vLLM dies if it has to run such a one again."""
     rng = np.random.default_rng(14)
-    prompts = [await asker.pictures([picture(rng, side=112) for _ in range(3)]) for _ in range(8)]
+    prompts = [await asker.pictures([draw_image(rng, side=112) for _ in range(3)]) for _ in range(8)]
     expected = [await asker.ask(prompt, prompt.features, max_tokens=80) for prompt in prompts]
     for wait in (True, False):
         await asyncio.gather(*(asker.ask(prompt, prompt.features) for prompt in prompts[:5]))
@@ -359,7 +359,7 @@ async def test_a_reset_with_eight_requests_in_flight_forgets_everything_and_all_
 async def test_prefixes_of_before_a_reset_are_not_used_after_it_even_with_a_request_in_flight_D5(
     asker: Asker,
 ) -> None:
-    rendered = await asker.pictures([picture(np.random.default_rng(15), side=112) for _ in range(3)])
+    rendered = await asker.pictures([draw_image(np.random.default_rng(15), side=112) for _ in range(3)])
 
     async def cached_tokens(salt: str | None = None) -> int:
         submission = Submission(f"request-{next(numbers)}", rendered.prompt, rendered.features, GREEDY, salt)

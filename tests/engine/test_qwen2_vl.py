@@ -26,7 +26,7 @@ from semel.processing import from_torch, to_torch
 from semel.render import ChatRequest, ProcessItem, Rendered
 from tests.engine.engines import Engines
 from tests.engine.families import FAMILIES, MAX_IMAGES
-from tests.engine.parity import Rig, compare, image_part, nothing_due, picture, random_chat, submission, words
+from tests.engine.parity import Rig, compare, draw_image, image_part, nothing_due, random_chat, submission, words
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -46,7 +46,7 @@ async def good(rig: Rig) -> Rendered:
 
 async def test_the_comparison_fails_when_two_pixel_planes_are_swapped(rig: Rig) -> None:
     rng = np.random.default_rng(1)
-    chat = random_chat(rng, [image_part(picture(rng))])
+    chat = random_chat(rng, [image_part(draw_image(rng))])
     await compare(rig, [chat])
     swapped = replace(rig, pipeline=replace(rig.pipeline, process=swapping_planes(rig.pipeline.process)))
     with pytest.raises(AssertionError, match="chat 0 differs"):
@@ -84,7 +84,9 @@ async def test_a_digest_that_comes_again_with_a_feature_of_another_shape_is_refu
     rig: Rig, good: Rendered
 ) -> None:
     expected = await rig.answer(good)
-    larger = await rig.pipeline.chat(ChatRequest([{"role": "user", "content": [image_part(picture(RNG, side=112))]}]))
+    larger = await rig.pipeline.chat(
+        ChatRequest([{"role": "user", "content": [image_part(draw_image(RNG, side=112))]}])
+    )
     (identity,) = good.features
     (feature,) = larger.features.values()
     disguised = Rendered(replace(larger.prompt, items=good.prompt.items), {identity: feature})
@@ -148,7 +150,7 @@ async def test_a_refused_request_leaves_no_trace_for_the_next_one_with_its_image
 ) -> None:
     """On bare vLLM the next good request for the image fails with HTTP 500."""
     rng = np.random.default_rng(len(str(sampling)))
-    chat = random_chat(rng, [image_part(picture(rng))])
+    chat = random_chat(rng, [image_part(draw_image(rng))])
     rendered = await rig.pipeline.chat(ChatRequest(chat))
     with pytest.raises(InvalidRequest):
         await rig.engine.submit(submission(rendered, **sampling))
@@ -198,7 +200,7 @@ async def test_equal_images_of_a_prompt_share_a_digest_and_are_processed_once(ri
         return await rig.pipeline.process(media, options)
 
     rng = np.random.default_rng(3)
-    part, other = image_part(picture(rng)), image_part(picture(rng))
+    part, other = image_part(draw_image(rng)), image_part(draw_image(rng))
     chat = [{"role": "user", "content": [part, other, part, {"type": "text", "text": words(rng)}, part]}]
     await compare(rig, [chat])
     counted = replace(rig, pipeline=replace(rig.pipeline, process=counting))
@@ -296,7 +298,7 @@ async def _p95(rig: Rig, tenant: str | None, *, chats: int) -> float:
 
 async def test_4096_images_in_one_prompt_are_rendered_validated_and_answered_S16(rig: Rig) -> None:
     rng = np.random.default_rng(4)
-    parts = [image_part(picture(rng, side=56)) for _ in range(256)]
+    parts = [image_part(draw_image(rng, side=56)) for _ in range(256)]
     content = [parts[index] for index in rng.integers(0, len(parts), MAX_IMAGES)]
     rendered = await rig.pipeline.chat(ChatRequest([{"role": "user", "content": content}]))
     assert len(rendered.prompt.items) == MAX_IMAGES
@@ -371,7 +373,7 @@ async def test_the_new_image_of_16_answers_goes_to_the_engine_core_once(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     """Control: vLLM itself, and semel without the delivery, send it with every answer."""
-    chat = random_chat(np.random.default_rng(17), [image_part(picture(np.random.default_rng(17), side=1024))])
+    chat = random_chat(np.random.default_rng(17), [image_part(draw_image(np.random.default_rng(17), side=1024))])
     rendered = await rig.render(chat)
     sent, taken, found = SentBytes(monkeypatch), {}, {}
 

@@ -20,7 +20,7 @@ from semel.errors import FeatureMissing, InvalidRequest
 from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig, Start
 from tests.engine.families import FAMILIES
-from tests.engine.parity import Answer, image_part, joined, picture, random_chat, submission
+from tests.engine.parity import Answer, draw_image, image_part, joined, random_chat, submission
 from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -74,7 +74,7 @@ async def fetched(engines: Engines) -> AsyncIterator[Fetched]:
     assert tier is not None
     if tier.identity is None:
         await rig.engine.warm()
-    rendered = await rig.render([{"role": "user", "content": [image_part(picture(np.random.default_rng(4)))]}])
+    rendered = await rig.render([{"role": "user", "content": [image_part(draw_image(np.random.default_rng(4)))]}])
     answer = await rig.answer(rendered)
     (item,) = rendered.prompt.items
     cached_output = tier.cached_output(item.digest)
@@ -179,7 +179,7 @@ async def test_where_outputs_come_from_is_not_a_frontends_to_say_S26(fetched: Fe
 
 async def test_a_storm_of_random_requests_is_answered_as_without_anything_fetched(fetched: Fetched) -> None:
     rng = np.random.default_rng(8)
-    chats = [random_chat(rng, [image_part(picture(rng))]) for _ in range(4)]
+    chats = [random_chat(rng, [image_part(draw_image(rng))]) for _ in range(4)]
     renderings = [await fetched.rig.render(chat) for chat in chats]
     expected = [await fetched.rig.answer(one) for one in renderings]
     saved: dict[Digest, tuple[Form, bytes]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel.lab.testing.models import FAMILIES
-from semel.lab.testing.models.templates import chat_template
+from semel.lab.testing.models.text import chat_template
 from tests.engine.family_questions import engine_arguments, kinds_of_chats
 
 Folder = Callable[[str], Path]

@@ -23,7 +23,7 @@ from semel.core import Digest, Feature, Submission
 from semel.errors import FeatureMissing
 from semel.render import ChatRequest, Rendered
 from tests.engine.engines import Engines, Start
-from tests.engine.parity import GREEDY, Answer, Rig, image_part, joined, picture
+from tests.engine.parity import GREEDY, Answer, Rig, draw_image, image_part, joined
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -93,7 +93,7 @@ async def abort_at_once(rig: Rig, prompts: list[Rendered], cache: SharedCache) -
 
 async def test_2000_aborted_requests_over_three_slots_of_shared_memory_tear_no_answer(rig: Rig) -> None:
     rng, choice = np.random.default_rng(0), random.Random(0)
-    chats = [[{"role": "user", "content": [image_part(picture(rng, side=280))]}] for _ in range(PICTURES)]
+    chats = [[{"role": "user", "content": [image_part(draw_image(rng, side=280))]}] for _ in range(PICTURES)]
     prompts = [await rig.pipeline.chat(ChatRequest(chat)) for chat in chats]
     expected = [await rig.answer(prompt) for prompt in prompts]
     assert len({answer.token_ids for answer in expected}) > PICTURES * 0.8
@@ -120,7 +120,7 @@ async def test_2000_aborted_requests_over_three_slots_of_shared_memory_tear_no_a
 
 async def test_an_item_that_the_engine_lost_can_be_sent_from_where_it_lies(rig: Rig) -> None:
     prompt = await rig.pipeline.chat(
-        ChatRequest([{"role": "user", "content": [image_part(picture(np.random.default_rng(1), side=280))]}])
+        ChatRequest([{"role": "user", "content": [image_part(draw_image(np.random.default_rng(1), side=280))]}])
     )
     (digest,) = prompt.features
     cache = SharedCache.create(SLOT_BYTES)

@@ -21,7 +21,7 @@ from semel.processing import HfProcessor, Pool
 from semel.processing.pool.pipe import Description
 from semel.processing.processor import load_processor
 from tests.engine.engines import Engines
-from tests.engine.parity import clip, compare, distinct, image_part, picture, random_chat, video
+from tests.engine.parity import clip, compare, distinct, draw_image, image_part, random_chat, video
 from tests.engine.test_torn_bytes import SIZE, START
 
 Folder = Callable[[str], Path]
@@ -98,7 +98,7 @@ def test_features_placeholders_and_masks_are_those_of_the_hf_processor_bit_for_b
     folder = tiny(family)
     ours, hf = VllmProcessor.load(folder, target), HfProcessor.load(folder, target)
     for _ in range(5):
-        media = Media("audio", clip(rng)) if "audio" in hf.modalities else Media("image", picture(rng))
+        media = Media("audio", clip(rng)) if "audio" in hf.modalities else Media("image", draw_image(rng))
         assert content(ours.process(media)) == content(hf.process(media))
     assert ours.modalities == hf.modalities
     described, expected = Description.of(ours), Description.of(hf)
@@ -232,5 +232,5 @@ async def test_chats_through_vllm_s_processor_are_answered_as_by_vllm_itself(eng
     assert rig.engine.contract.fingerprint == rig.pipeline.fingerprint
     assert rig.engine.contract.fingerprint.startswith("vllm:")
     rng = np.random.default_rng(0)
-    chats = [random_chat(rng, [image_part(picture(rng)) for _ in range(index % 4)]) for index in range(12)]
+    chats = [random_chat(rng, [image_part(draw_image(rng)) for _ in range(index % 4)]) for index in range(12)]
     assert distinct(await compare(rig, chats)) >= 0.9

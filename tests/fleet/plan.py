@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.engine.parity import picture
+from tests.engine.parity import draw_image
 from tests.serve.served import image_url
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "Load",
     "Repeats",
     "body_of",
-    "pictures",
+    "draw_images",
     "plan",
     "plan_repeats",
 ]
@@ -158,10 +158,10 @@ def _kind(load: Load, rng: np.random.Generator) -> Kind:
     return Kind.GOOD
 
 
-def pictures(count: int, *, seed: int = 0) -> list[bytes]:
+def draw_images(count: int, *, seed: int = 0) -> list[bytes]:
     """So many different images, all of one size."""
     rng = np.random.default_rng([seed, 3])
-    return [picture(rng, side=SIDE) for _ in range(count)]
+    return [draw_image(rng, side=SIDE) for _ in range(count)]
 
 
 def body_of(ask: Ask, images: Sequence[bytes]) -> bytes:

@@ -23,7 +23,7 @@ from tests.fleet.counters import Counts, settled, until_idle
 from tests.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
 from tests.fleet.features import contract_of, digests_of, features_of
 from tests.fleet.oracle import Oracle
-from tests.fleet.plan import Ask, Chat, Kind, Load, body_of, pictures, plan
+from tests.fleet.plan import Ask, Chat, Kind, Load, body_of, draw_images, plan
 from tests.fleet.processes import ITEMS_HELD, Fleet, Node, running_fleet
 from tests.fleet.relay import Relay, relaying
 from tests.fleet.segments import Segment, left_of, segments_of
@@ -33,8 +33,8 @@ from tools.fleet.load import drive
 pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(900)]
 
 LOAD = Load(requests=1_000)
-IMAGES = pictures(LOAD.images)
-FRESH = pictures(24, seed=1)
+IMAGES = draw_images(LOAD.images)
+FRESH = draw_images(24, seed=1)
 """Images that no load asks for."""
 
 MAX_REFERENCE_BYTES = 200

@@ -15,7 +15,7 @@ from semel.fleet.worker import RemoteWorker
 from semel.ledger import MAX_BATCH
 from semel.wire.events import Event
 from semel.wire.messages import Status
-from semel.wire.translation import status_of
+from semel.wire.translation import to_status
 from semel.wire.zmq import Connected, FrontendLink, LinkSession
 from tests.ledger.examples import have
 from tests.wire.examples import CONTRACT, digest_of
@@ -43,7 +43,7 @@ class Snapshot:
             self.taken += 1
             first = number * self.items
             told = have(number, {digest_of(item): info for item in range(first, first + self.items)})
-            message = status_of(told, 0, 0)
+            message = to_status(told, 0, 0)
             del told
             yield message
             del message

@@ -19,7 +19,7 @@ import pytest
 
 from semel.media.decode.warmup_media import image_file
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from tests.embeddings.proxy import Answer, Proxy, constant, cut_after, honest, running_proxy, silent, trickle
 from tests.embeddings.redis import Redis, running_redis
 from tests.fleet.processes import Fleet, running_fleet

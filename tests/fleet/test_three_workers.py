@@ -14,7 +14,7 @@ import pytest
 
 from semel.telemetry import metrics
 from tests.fleet.driving import CUT_OFF, Driver, Reference, Tally, ask_alone
-from tests.fleet.plan import Kind, Repeats, pictures, plan_repeats
+from tests.fleet.plan import Kind, Repeats, draw_images, plan_repeats
 from tests.fleet.processes import Fleet, Node, running_fleet
 from tests.serve.served import sum_of, until
 from tools.fleet.comparing import ROOMY_GB, Frontends, begin_rivals, compare, empty
@@ -28,7 +28,7 @@ END_S = 15.0
 KILLED = Repeats(200, repeats=0.9, streamed=0.3, tokens=48, at_a_time=12, seed=1)
 """Answers so long that a worker is in the middle of several whenever it is killed."""
 
-IMAGES = pictures(KILLED.images, seed=7)
+IMAGES = draw_images(KILLED.images, seed=7)
 ELSEWHERE = "goes to another worker"
 
 

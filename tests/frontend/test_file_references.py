@@ -13,12 +13,12 @@ from typing import Any
 import openai
 import pytest
 
+from semel.aio import concurrently
 from semel.cache import NoCache
 from semel.core import Digest, Feature, Keyring, Media, Tenant
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.render import file_sources
-from semel.render.concurrency import concurrently
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
 from semel.store.file import StoredFile

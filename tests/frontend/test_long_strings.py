@@ -24,8 +24,8 @@ from semel.frontend.http.body import parse, parse_body
 from semel.frontend.http.long_strings import MIN_CHARS, cut_long_strings
 from semel.frontend.limits import BodyLimits
 from semel.render import Attachment, Conversation
-from semel.render.media.long_string import LongString
 from semel.render.media.part_source import put_media
+from semel.render.media.source import LongString
 
 CHAT: TypeAdapter[Any] = TypeAdapter(ChatCompletionRequest)
 KINDS: tuple[TypeAdapter[Any], ...] = (CHAT, CHAT, TypeAdapter(CompletionRequest), TypeAdapter(TokenizeRequest))

@@ -32,15 +32,15 @@ from semel.processing.pool.pipe import (
     Work,
     Write,
     decode_answer,
-    decode_error,
-    decode_feature,
     decode_order,
     encode,
-    encode_feature,
-    feature_payload,
     read_header,
+    to_error,
+    to_feature,
+    to_made,
+    to_payload,
 )
-from semel.processing.pool.prompts import decode_assembly, decode_prompt, encode_prompt, payload_of_assembly
+from semel.processing.pool.prompts import decode_prompt, encode_prompt, payload_of_assembly, to_assembly
 from tests.fuzz.mutation import edited, edited_records
 from tests.fuzz.oracle import bounded, expect
 from tests.fuzz.records import join, split
@@ -75,14 +75,14 @@ def _take(answer: Answer, payload: bytes) -> None:
     """What a pool makes of an answer."""
     match answer:
         case Failed():
-            expect(isinstance(decode_error(answer), SemelError), f"{answer!r} is no error of ours")
+            expect(isinstance(to_error(answer), SemelError), f"{answer!r} is no error of ours")
         case Made(is_written=False):
-            feature = decode_feature(answer, memoryview(payload))
+            feature = to_feature(answer, memoryview(payload))
             expect(len(feature.tensors) == len(answer.tensors), f"{answer!r} names a tensor twice")
             for head, start, end in answer.spans():
                 expect(bytes(feature.tensors[head.name].data) == payload[start:end], f"{head!r} has other bytes")
         case Assembled():
-            assembly = decode_assembly(answer, memoryview(payload))
+            assembly = to_assembly(answer, memoryview(payload))
             expect(len(assembly.token_ids) == answer.tokens, f"{answer!r} has {len(assembly.token_ids)} tokens")
         case Ready(description=description):
             for modality in description.placeholders:
@@ -105,8 +105,8 @@ def mutate(data: bytes, random: Random) -> bytes | None:
 def seeds() -> Mapping[str, bytes]:
     """Every order and answer."""
     feature = feature_of_rows(2)
-    made = encode_feature(1, feature)
-    payload = b"".join(feature_payload(made, feature))
+    made = to_made(1, feature)
+    payload = b"".join(to_payload(made, feature))
     messages: list[Order | Answer] = [
         Load("model", Target("float32"), DecodeLimits(), 30.0, 1 << 30),
         Work(1, "image", "image/png", {"max_pixels": 1_024}),

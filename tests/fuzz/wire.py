@@ -21,7 +21,7 @@ from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, Frames, decode, encode,
 from semel.wire.events import Admitted, Event, Opened, Reset
 from semel.wire.messages import Accepted, Delta, Lend, Message, Status, Submit, WorkerMessage
 from semel.wire.session import Session
-from semel.wire.translation import announcement_of, layout_of, lease_of, prompt_of, sizes_of, status_of
+from semel.wire.translation import sizes_of, to_announcement, to_layout, to_lease, to_prompt, to_status
 from tests.fuzz.mutation import edited, edited_records
 from tests.fuzz.oracle import Finding, bounded, expect
 from tests.fuzz.records import join, split
@@ -105,14 +105,14 @@ def _read(event: Event) -> None:
     try:
         match event:
             case Submit():
-                prompt_of(event, lambda _: LAYOUT, max_tokens=_MAX_TOKENS)
+                to_prompt(event, lambda _: LAYOUT, max_tokens=_MAX_TOKENS)
             case Status():
-                layouts = {holding.layout for holding in announcement_of(event).holdings.values()}
+                layouts = {holding.layout for holding in to_announcement(event).holdings.values()}
                 total = sum(map(len, layouts))
                 expect(total <= _MAX_ANNOUNCED_TOKENS, f"an announcement becomes {total:,} tokens (S10)")
             case Lend():
-                lease_of(event)
-                layout_of(event)
+                to_lease(event)
+                to_layout(event)
                 sizes_of(event)
     except (ProtocolError, PromptTooLong):
         pass
@@ -180,4 +180,4 @@ def _talk(frontend: Session, worker: Session) -> None:
     frontend.send_feature(digest_of(2), feature_of_rows(20))
     worker.send(Accepted("r1"))
     worker.send(Delta("r1", 0, "text", (1, 2)))
-    worker.send(status_of(Announcement(None, 0, holdings={digest_of(1): FeatureInfo.of(feature_of_rows(3))}), 1, 0))
+    worker.send(to_status(Announcement(None, 0, holdings={digest_of(1): FeatureInfo.of(feature_of_rows(3))}), 1, 0))

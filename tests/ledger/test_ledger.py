@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from semel.core import Digest, FeatureInfo, Layout
 from semel.errors import ProtocolError
 from semel.ledger import Announcement, Ledger
-from semel.wire.translation import announcement_of, status_of
+from semel.wire.translation import to_announcement, to_status
 from tests.ledger.examples import DIGESTS, HOLDINGS, digest_of, gone, have
 
 A, B, C = DIGESTS[:3]
@@ -261,7 +261,7 @@ def test_a_million_digests_take_less_than_200_MB_D2(ledger: Ledger) -> None:
             layouts = [Layout(tuple([151655] * (16 * size))) for size in range(16)]
             infos = [FeatureInfo("image", 1176 * 64 * size, layout) for size, layout in enumerate(layouts)]
             told = have(number, {digest_of(n): infos[n % 16] for n in range(start, start + per_message)})
-            ledger.announce(announcement_of(status_of(told, 0, 0)))
+            ledger.announce(to_announcement(to_status(told, 0, 0)))
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -26,10 +26,10 @@ from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
 from semel.processing.pool.processes import ProcessSet
 from semel.processing.pool.staging import Staging
-from semel.wire.layout_runs import runs_of
+from semel.wire.layout_runs import to_runs
 
 MAX_MEMORY_BYTES = 1 << 30
-ONE_TOKEN = runs_of(Layout((7,)))
+ONE_TOKEN = to_runs(Layout((7,)))
 
 _pids = count(1_000_000)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from semel.processing.pool.environment import child_environment
+from semel.processing.pool.command import child_environment
 from tests.processing.test_pool import LOADING_S
 
 PROGRAM = """

@@ -38,15 +38,15 @@ from semel.processing.pool.pipe import (
     Made,
     TensorHead,
     decode_answer,
-    decode_error,
-    decode_feature,
     encode,
-    encode_feature,
-    feature_payload,
     read_header,
+    to_error,
+    to_feature,
+    to_made,
+    to_payload,
 )
 from semel.processing.pool.pool import Pool
-from semel.wire.layout_runs import runs_of
+from semel.wire.layout_runs import to_runs
 from tests.waiting import until
 
 Folder = Callable[[str], Path]
@@ -423,18 +423,18 @@ def test_the_pool_s_own_process_imports_neither_torch_nor_transformers_nor_numpy
     assert child.stdout.strip() == ""
 
 
-NOTHING = runs_of(Layout(()))
+NOTHING = to_runs(Layout(()))
 
 
 def through_the_pipe(feature: Feature) -> Feature:
-    made = encode_feature(7, feature)
-    payload = b"".join(feature_payload(made, feature))
+    made = to_made(7, feature)
+    payload = b"".join(to_payload(made, feature))
     frame = encode(made, len(payload))
     message_bytes, payload_bytes = read_header(frame[:12], max_payload_bytes=1_000)
     answer = decode_answer(frame[12:], payload_bytes=payload_bytes)
     assert message_bytes == len(frame) - 12
     assert isinstance(answer, Made)
-    return decode_feature(answer, memoryview(payload))
+    return to_feature(answer, memoryview(payload))
 
 
 def test_tensors_of_any_size_and_masks_survive_the_pipe() -> None:
@@ -473,9 +473,9 @@ def test_what_is_not_an_answer_is_a_breach_of_the_protocol_S10(body: bytes) -> N
 )
 def test_a_tensor_that_cannot_be_is_a_breach_of_the_protocol_S10(head: TensorHead) -> None:
     with pytest.raises(ProtocolError, match="described no feature"):
-        decode_feature(Made(0, "image", (head,), NOTHING), memoryview(b""))
+        to_feature(Made(0, "image", (head,), NOTHING), memoryview(b""))
 
 
 @pytest.mark.parametrize("name", ["SystemExit", "error_for", "ClassVar", ""])
 def test_an_error_that_is_none_of_ours_is_a_service_error(name: str) -> None:
-    assert type(decode_error(Failed(name, "no"))) is ServiceError
+    assert type(to_error(Failed(name, "no"))) is ServiceError

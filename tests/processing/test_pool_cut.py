@@ -14,7 +14,7 @@ from semel.errors import MediaTooLarge, MediaUndecodable, ProtocolError
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.media import DecodeLimits, cut_audio
-from semel.processing.pool.pipe import ClipPieces, decode_answer, decode_pieces, encode
+from semel.processing.pool.pipe import ClipPieces, decode_answer, encode, to_pieces
 from semel.processing.pool.pool import Pool
 from tests.sounds import recorded, spoken
 
@@ -89,4 +89,4 @@ def test_an_answer_that_says_other_sizes_than_it_has_is_refused_S10() -> None:
     empty, backwards = ClipPieces(0, 10, 16_000, ()), ClipPieces(0, 10, 16_000, (8, -4))
     for nothing in (empty, backwards, ClipPieces(0, 0, 16_000, (4,)), ClipPieces(0, 1, 0, (4,))):
         with pytest.raises(ProtocolError):
-            decode_pieces(nothing, memoryview(bytes(4)))
+            to_pieces(nothing, memoryview(bytes(4)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.processing.pool import command as command_module
-from semel.processing.pool.environment import child_environment
+from semel.processing.pool.command import child_environment
 from semel.processing.pool.process import PoolProcess
 
 SECRETS = (

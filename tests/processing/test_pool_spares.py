@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from semel.core import Feature, Media
-from semel.processing.cores import usable_cores
 from semel.processing.pool.pool import Pool
+from semel.sizing import usable_cores
 from tests.processing.test_pool import LOADING_S, TARGET, ended, picture, stopped
 from tests.waiting import until
 

@@ -20,7 +20,7 @@ from semel.lab.testing.models import FAMILIES
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description, Detokenize, Text, Tokenize, Tokens
 from semel.processing.pool.text import TokenizeJob, text_answer
-from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
+from semel.processing.vocabulary import EngineTokenizer, Vocabulary, to_vocabulary
 from semel.render import ChatRequest, Tokenizer
 from semel.render.tokens.remote_tokenizer import Decode, Encode, RemoteTokenizer
 from semel.telemetry.request_context import RequestContext, entered, entered_as
@@ -91,7 +91,7 @@ def test_the_file_of_every_tested_family_gives_the_engine_s_tokens(tiny: Folder,
     from transformers import AutoTokenizer
 
     folder = tiny(family)
-    assert vocabulary_of(AutoTokenizer.from_pretrained(folder), folder) is None
+    assert to_vocabulary(AutoTokenizer.from_pretrained(folder), folder) is None
 
 
 def test_a_file_that_gives_other_tokens_or_none_is_not_used(tiny: Folder, tmp_path: Path) -> None:
@@ -99,18 +99,18 @@ def test_a_file_that_gives_other_tokens_or_none_is_not_used(tiny: Folder, tmp_pa
 
     folder = tiny("qwen2-vl")
     raw = AutoTokenizer.from_pretrained(folder)
-    assert vocabulary_of(raw, tmp_path) is not None  # no file
+    assert to_vocabulary(raw, tmp_path) is not None  # no file
     file = json.loads((folder / "tokenizer.json").read_text())
     for change in ({"normalizer": {"type": "Lowercase"}}, {"added_tokens": file["added_tokens"][:-1]}):
         (tmp_path / "tokenizer.json").write_text(json.dumps({**file, **change}))
-        found = vocabulary_of(raw, tmp_path)
+        found = to_vocabulary(raw, tmp_path)
         assert found is not None
         assert len(found.texts) == len(raw)
         assert found.added["<|image_pad|>"] == raw.convert_tokens_to_ids("<|image_pad|>")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert vocabulary_of(raw, tmp_path) is not None
+    assert to_vocabulary(raw, tmp_path) is not None
     shutil.copy(folder / "tokenizer.json", tmp_path)
-    assert vocabulary_of(raw, tmp_path) is None
+    assert to_vocabulary(raw, tmp_path) is None
 
 
 async def test_texts_and_tokens_cross_the_pipe_unchanged() -> None:

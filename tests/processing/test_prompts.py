@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from semel.core import Assembly, Layout, Mask
 from semel.errors import ProtocolError
 from semel.processing.pool.pipe import Assembled, decode_answer, encode, read_header
-from semel.processing.pool.prompts import (
-    decode_assembly,
-    decode_prompt,
-    encode_assembly,
-    encode_prompt,
-    payload_of_assembly,
-)
+from semel.processing.pool.prompts import decode_prompt, encode_prompt, payload_of_assembly, to_assembled, to_assembly
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 layouts = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=20).map(
@@ -32,9 +26,9 @@ def test_a_prompt_arrives_as_it_was(ids: list[int], prompt_items: list[tuple[str
 @given(token_ids, st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=5))
 def test_an_assembled_prompt_arrives_as_it_was(ids: list[int], places: list[tuple[int, int]]) -> None:
     assembly = Assembly(ids, places)
-    assembled, payload = encode_assembly(3, assembly), payload_of_assembly(assembly)
+    assembled, payload = to_assembled(3, assembly), payload_of_assembly(assembly)
     assert assembled.payload_bytes == len(payload)
-    assert decode_assembly(assembled, memoryview(payload)) == assembly
+    assert to_assembly(assembled, memoryview(payload)) == assembly
 
 
 def test_a_layout_that_items_share_travels_once_and_a_run_costs_nothing() -> None:

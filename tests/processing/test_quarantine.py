@@ -30,7 +30,7 @@ def deadly(clock: Clock) -> Quarantine:
 
 
 def test_what_crashed_a_process_is_refused_and_nothing_else_S6(deadly: Quarantine) -> None:
-    deadly.condemn(A, {}, REFUSAL)
+    deadly.quarantine(A, {}, REFUSAL)
     told = deadly.refusal(A, {})
     assert isinstance(told, MediaUndecodable)
     assert told is not REFUSAL, "an error that is raised twice keeps the frames of both"
@@ -40,7 +40,7 @@ def test_what_crashed_a_process_is_refused_and_nothing_else_S6(deadly: Quarantin
 
 def test_what_one_tenants_media_did_is_held_against_no_other_tenant_S6(deadly: Quarantine) -> None:
     """The wrong implementation hashed bytes and options, and not whose they were."""
-    deadly.condemn(A, {}, REFUSAL, "acme")
+    deadly.quarantine(A, {}, REFUSAL, "acme")
     assert deadly.refusal(A, {}, "acme") is not None
     assert [deadly.refusal(A, {}, tenant) for tenant in ("umbra", "")] == [None, None]
     deadly.clear(A, {}, "umbra")
@@ -66,7 +66,7 @@ def test_what_was_processed_after_all_is_no_suspect_any_more(deadly: Quarantine)
 
 
 def test_it_is_tried_again_after_a_while(deadly: Quarantine, clock: Clock) -> None:
-    deadly.condemn(A, {}, REFUSAL)
+    deadly.quarantine(A, {}, REFUSAL)
     deadly.suspect(B, {}, REFUSAL)
     clock.now = 9.9
     assert deadly.refusal(A, {}) is not None
@@ -79,7 +79,7 @@ def test_it_is_tried_again_after_a_while(deadly: Quarantine, clock: Clock) -> No
 def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: Quarantine) -> None:
     many = [Media("image", bytes([number])) for number in range(5)]
     for media in many:
-        deadly.condemn(media, {}, REFUSAL)
+        deadly.quarantine(media, {}, REFUSAL)
     assert len(deadly) == 3
     assert [deadly.refusal(media, {}) is not None for media in many] == [False, False, True, True, True]
 
@@ -87,7 +87,7 @@ def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: Quarantine
 def test_nothing_is_hashed_while_nothing_of_that_size_is_remembered(
     deadly: Quarantine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadly.condemn(A, {}, REFUSAL)
+    deadly.quarantine(A, {}, REFUSAL)
     monkeypatch.setattr("semel.processing.pool.quarantine._name", lambda *_: pytest.fail("it was hashed"))
     assert deadly.refusal(Media("image", b"another length"), {}) is None
     deadly.clear(Media("image", b"another length"), {})

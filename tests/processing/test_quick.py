@@ -18,8 +18,8 @@ from PIL import Image
 from semel.core import Feature, Media, Target
 from semel.errors import SemelError
 from semel.processing import FAMILIES, Family, HfProcessor
-from semel.processing.families.qwen2_vl import Qwen2VL
-from semel.processing.runs import RunTokenizer
+from semel.processing.families import Qwen2VL
+from semel.processing.hf import RunTokenizer
 from tests.effort import examples
 
 Folder = Callable[[str], Path]

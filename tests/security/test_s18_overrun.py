@@ -18,7 +18,7 @@ from semel.errors import InvalidRequest, ProtocolError, WorkerLost
 from semel.wire.codec import pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Deltas
-from semel.wire.outputs import delta_of, deltas_of, output_of
+from semel.wire.outputs import to_delta, to_deltas, to_output
 from semel.wire.zmq import Peer, WorkerListener
 from tests.worker.pairing import Rig, expected, rig
 
@@ -69,7 +69,7 @@ async def flooded(one: Rig, monkeypatch: pytest.MonkeyPatch) -> list[Output]:
 async def test_an_answer_larger_than_what_may_be_unread_waits_and_the_session_lives(
     one: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    each = len(pack(Deltas((delta_of("r", output(0, 50, 20)),)), SMALL))
+    each = len(pack(Deltas((to_delta("r", output(0, 50, 20)),)), SMALL))
     assert SEQUENCES * each > SMALL.max_unread_bytes
     before = one.listener.peers
     got = await flooded(one, monkeypatch)
@@ -107,11 +107,11 @@ def test_an_output_with_many_log_probabilities_travels_in_pieces(message: dict[s
     limits = Limits(max_control_bytes=1 << 20)
     whole = output(3, tokens=600, entries=128, message=message, cached_tokens=5, prompt_logprobs=(None,), stop_reason=7)
     with pytest.raises(ProtocolError, match="a message may have"):
-        pack(Deltas((delta_of("r", whole),)), limits)
-    deltas = list(deltas_of("r", whole))
+        pack(Deltas((to_delta("r", whole),)), limits)
+    deltas = list(to_deltas("r", whole))
     for delta in deltas:
         pack(Deltas((delta,)), limits)
-    first, *_, last = pieces = [output_of(delta) for delta in deltas]
+    first, *_, last = pieces = [to_output(delta) for delta in deltas]
     assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
     assert tuple(step for piece in pieces for step in piece.logprobs or ()) == whole.logprobs
     assert tuple(step for piece in pieces for step in piece.texts or ()) == whole.texts
@@ -125,7 +125,7 @@ def test_an_output_with_many_log_probabilities_travels_in_pieces(message: dict[s
 
 def test_an_ordinary_output_is_one_message() -> None:
     for whole in (Output(0, "x", (1,)), output(0, 64, 21), Output(0, "x", tuple(range(100_000)))):
-        assert list(deltas_of("r", whole)) == [delta_of("r", whole)]
+        assert list(to_deltas("r", whole)) == [to_delta("r", whole)]
 
 
 @pytest.mark.parametrize("value", ["x" * SMALL.max_control_bytes, 2**64], ids=["long", "a number of 65 bits"])

@@ -1,7 +1,7 @@
 """S22: a request that kills engines ends at most two of them, once, and takes nobody else's answer with it.
 
 So does one on which they hang. Workers are processes, and all goes over real sockets. Who gets a strike stands in
-tests/fleet/test_suspicion.py, when an engine hangs in tests/engine/test_progress.py, what its worker does then in
+tests/fleet/test_quarantine.py, when an engine hangs in tests/engine/test_progress.py, what its worker does then in
 tests/worker/test_progress.py, and all of it with vLLM in tests/serve/test_hung_engine.py.
 """
 
@@ -26,7 +26,7 @@ from semel.errors import NotReady, RequestQuarantined, ServiceError, WorkerLost
 from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
 from semel.fleet.membership import Membership
-from semel.fleet.suspicion import EngineRun, Suspicion
+from semel.fleet.quarantine import EngineRun, Quarantine
 from semel.telemetry import Meter
 from tests.fleet.test_membership import connect
 from tests.waiting import until
@@ -148,7 +148,7 @@ async def test_of_three_workers_a_request_that_kills_engines_ends_at_most_two_an
 
 
 async def test_control_without_strikes_it_ends_all_three(tmp_path: Path) -> None:
-    with patch.object(Suspicion, "_strike", lambda *_: None):
+    with patch.object(Quarantine, "_strike", lambda *_: None):
         async with three_workers(tmp_path) as three:
             for _ in range(2):
                 with pytest.raises((WorkerLost, NotReady)):
@@ -234,7 +234,7 @@ class Counting(Failover):
 class AllAtOnce(Counting):
     """Has no such rule."""
 
-    must_be_alone = False
+    needs_idle_worker = False
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Counting, 1), (AllAtOnce, 5)], ids=["shipped", "control"])

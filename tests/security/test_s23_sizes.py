@@ -33,7 +33,7 @@ from semel.processing.pool.pipe import (
 )
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
-from semel.wire.layout_runs import runs_of
+from semel.wire.layout_runs import to_runs
 from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ class Trial:
 
 
 def made(item: int, nbytes: int, *, tokens: int = 1, is_written: bool = False) -> Made:
-    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), runs_of(Layout((7,) * tokens)), is_written)
+    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), to_runs(Layout((7,) * tokens)), is_written)
 
 
 async def send_what_was_not_offered(peer: Peer) -> None:

@@ -26,7 +26,7 @@ from semel.cache.shared.segment import Segment
 from semel.core import Digest, Feature, Layout, Media, Target, Tensor
 from semel.errors import ConfigError, ServiceError
 from semel.processing.pool import command as command_module
-from semel.processing.pool import template as template_module
+from semel.processing.pool import fork_server as fork_server_module
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.staging import Staging
 from semel.processing.sandbox import LAYERS, kernel_sandbox
@@ -53,7 +53,7 @@ async def captured_pool(
     _write_config(folder, layers)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template_module, "_PROGRAM", CHILD)
+        patch.setattr(fork_server_module, "_PROGRAM", CHILD)
         patch.setenv("PYTHONPATH", paths)
         patch.setenv(VARIABLE, SECRET.decode())
         if not layers:

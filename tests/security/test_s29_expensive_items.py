@@ -10,8 +10,8 @@ import pytest
 
 from semel.core import Media
 from semel.errors import NotReady, PromptTooLong
-from semel.processing.header import tokens_from_header
 from semel.processing.hf import HfProcessor
+from semel.processing.pool.child import tokens_from_header
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.queue import FairQueue

@@ -25,11 +25,11 @@ from semel.processing.pool.pipe import (
     Made,
     Offer,
     decode_answer,
-    decode_error,
-    decode_feature,
     encode,
-    encode_error,
-    encode_feature,
+    to_error,
+    to_failure,
+    to_feature,
+    to_made,
 )
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.process import PoolProcess
@@ -174,7 +174,7 @@ def test_the_longest_answer_that_is_read_costs_the_event_loop_less_than_ten_mill
         answer = decode_answer(body, payload_bytes=0)
         offer.check_answer(answer)
         assert isinstance(answer, Made)
-        assert len(decode_feature(answer, memoryview(b"")).layout) == tokens
+        assert len(to_feature(answer, memoryview(b"")).layout) == tokens
         costs.append(time.thread_time() - began)
     assert min(costs) < LOOP_S
 
@@ -183,11 +183,11 @@ def test_what_is_too_long_to_be_said_is_refused_where_it_is_made_S32() -> None:
     """An honest process is not ended for it."""
     many = {str(number): Tensor("uint8", (0,), memoryview(b"")) for number in range(65)}
     with pytest.raises(ServiceError, match="65 tensors; the limit is 64"):
-        encode_feature(0, Feature("image", many, Layout((7,))))
+        to_made(0, Feature("image", many, Layout((7,))))
     with pytest.raises(MediaTooLarge, match="send fewer frames"):
-        encode_feature(0, Feature("video", {}, Layout((7, 8) * 40_000)))
+        to_made(0, Feature("video", {}, Layout((7, 8) * 40_000)))
     with pytest.raises(MediaTooLarge, match="send fewer frames"):
-        encode_feature(0, Feature("video", {}, Layout((7,)), Origin((1,), {"frames": [*range(1 << 16, 1 << 17)]})))
+        to_made(0, Feature("video", {}, Layout((7,)), Origin((1,), {"frames": [*range(1 << 16, 1 << 17)]})))
 
 
 ALLOWED = {"InvalidRequest", "MediaError", "MediaUndecodable", "MediaDegenerate", "MediaTooLarge", "PromptTooLong"}
@@ -195,11 +195,11 @@ ALLOWED = {"InvalidRequest", "MediaError", "MediaUndecodable", "MediaDegenerate"
 
 @pytest.mark.parametrize("name", sorted({kind.__name__ for kind in told_kinds()} | {"ProtocolError", "FeatureMissing"}))
 def test_a_process_says_that_an_item_is_at_fault_or_that_it_failed_and_nothing_else_S32(name: str) -> None:
-    error = decode_error(Failed(name, "no"))
+    error = to_error(Failed(name, "no"))
     assert type(error).__name__ == (name if name in ALLOWED else "ServiceError")
     assert not isinstance(error, RequestError) or error.status in {400, 413}
 
 
 def test_the_text_of_an_error_is_cut_S32() -> None:
-    assert len(str(decode_error(Failed("InvalidRequest", "x" * 60_000)))) == 1_024
-    assert len(encode(encode_error(SemelError("\U0001f600" * MIB)))) < 64 << 10
+    assert len(str(to_error(Failed("InvalidRequest", "x" * 60_000)))) == 1_024
+    assert len(encode(to_failure(SemelError("\U0001f600" * MIB)))) < 64 << 10

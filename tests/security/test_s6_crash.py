@@ -15,8 +15,8 @@ from PIL import Image
 
 from semel.core import Feature, Media, Target
 from semel.errors import MediaUndecodable, RequestError
+from semel.processing.pool import fork_server as fork_server_module
 from semel.processing.pool import pool as pool_module
-from semel.processing.pool import template as template_module
 from semel.processing.pool.pool import Pool
 from semel.processing.pool.quarantine import Quarantine
 from tests.security.crashing_child import FAULT
@@ -40,7 +40,7 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
     (folder / "config.json").write_text("{}")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template_module, "_PROGRAM", CHILD)
+        patch.setattr(fork_server_module, "_PROGRAM", CHILD)
         patch.setenv("PYTHONPATH", paths)
         pool = await Pool.start(folder, Target("float32"), processes=2, spares=1, timeout_s=5)
         yield pool

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import semel
 from semel.interchange.safetensors import FeatureEntry, read
 from semel.settings import read_admin_key
-from tests.engine.parity import picture
+from tests.engine.parity import draw_image
 from tests.serve.both import Both
 from tests.serve.generating import generated, rendered, rendered_file
 from tests.serve.served import image_url, sum_of, until
@@ -88,7 +88,7 @@ def test_a_worker_s_page_has_every_family_once_and_its_values_move_as_bare_vllm_
 
 def test_items_count_in_the_process_that_renders_them_and_their_sum_is_bare_vllm_s_D8(both: Both) -> None:
     """A worker that counted all that its engine is shown, as vLLM does, would make the sum twice as high."""
-    first, second, third = (picture(RNG) for _ in range(3))
+    first, second, third = (draw_image(RNG) for _ in range(3))
     worker, fleet, bare = counts(both.admin_url), counts(both.served.url, both.admin_url), counts(both.bare_url)
     for pictures in ((first,), (first, second), (second, third, first), (third,)):
         both.chat(messages=chat_of(*pictures), cached=False)
@@ -99,7 +99,7 @@ def test_items_count_in_the_process_that_renders_them_and_their_sum_is_bare_vllm
 
 def test_items_that_are_sent_as_tensors_count_at_the_worker_and_what_is_only_named_nowhere_D8(both: Both) -> None:
     """As vLLM counts what is put into its cache from outside (`inject_into_mm_cache`): each place that has tensors."""
-    chat = chat_of(picture(RNG), picture(RNG))
+    chat = chat_of(draw_image(RNG), draw_image(RNG))
     file = rendered_file(both.served, chat)
     worker, frontend = counts(both.admin_url), counts(both.served.url)
     answers = [generated(both.served, file) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_items_that_are_sent_as_tensors_count_at_the_worker_and_what_is_only_nam
 
 
 def test_injected_items_count_at_the_worker_and_its_log_tells_the_hit_rates_D8(both: Both) -> None:
-    entries = read(memoryview(rendered_file(both.served, chat_of(picture(RNG)))))
+    entries = read(memoryview(rendered_file(both.served, chat_of(draw_image(RNG)))))
     features = {entry.digest: entry.feature for entry in entries if isinstance(entry, FeatureEntry)}
     worker, frontend = counts(both.admin_url), counts(both.served.url)
     key = read_admin_key(both.admin_key)
@@ -119,6 +119,6 @@ def test_injected_items_count_at_the_worker_and_its_log_tells_the_hit_rates_D8(b
     assert statuses == ["stored", "held"]
     assert counts(both.admin_url) - worker == Counter(queries=2, hits=1)
     assert counts(both.served.url) == frontend
-    both.chat(messages=chat_of(picture(RNG)))
+    both.chat(messages=chat_of(draw_image(RNG)))
     until(lambda: "item cache hits: worker " in both.served.log.read_text(), 30)
     until(lambda: "MM cache hit rate: " in both.served.log.read_text(), 30)

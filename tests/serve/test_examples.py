@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.parity import picture
+from tests.engine.parity import draw_image
 from tests.serve.both import Both
 from tests.test_examples import run_example
 
@@ -26,7 +26,7 @@ def photos(tmp_path: Path) -> Photos:
         rng = np.random.default_rng(seed)
         paths = [tmp_path / f"{number}.png" for number in range(count)]
         for path in paths:
-            path.write_bytes(picture(rng))
+            path.write_bytes(draw_image(rng))
         return paths
 
     return make

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(420)]
 LEFT_S = 10.0
 START_S = 300.0
 MARK = "SEMEL_TEST_FAMILY"
-TEMPLATE = "template_child"
+FORK_SERVER = "fork_server_child"
 ENGINE = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 POLL_S = 0.01
 
@@ -256,7 +256,7 @@ def in_flight(url: str) -> float:
 def pool_processes(one: Started) -> list[psutil.Process]:
     """Those that its template has forked."""
     below = psutil.Process(one.process.pid).children()
-    return [child for template in below if TEMPLATE in command_of(template) for child in template.children()]
+    return [child for template in below if FORK_SERVER in command_of(template) for child in template.children()]
 
 
 STARTED: dict[str, Moment] = {"started": event(lambda _: True)}
@@ -272,7 +272,7 @@ SERVED_MOMENTS: dict[str, Moment] = {"answered": answered, "streaming": streamin
 WORKER_MOMENTS = STARTED | ENGINE_MOMENTS | {"ready": ready("/health"), "streaming": streaming, "draining": draining}
 SERVE_MOMENTS = (
     STARTED
-    | {"children started": process("semel frontend"), "template started": process(TEMPLATE)}
+    | {"children started": process("semel frontend"), "template started": process(FORK_SERVER)}
     | ENGINE_MOMENTS
     | SERVED_MOMENTS
 )
@@ -280,7 +280,7 @@ FRONTEND_MOMENTS = (
     STARTED
     | {
         "listening": line("Started server process"),
-        "template started": process(TEMPLATE),
+        "template started": process(FORK_SERVER),
         "pool process forked": event(lambda one: bool(pool_processes(one))),
         "waiting for a worker": line("waiting for the worker"),
         "connected": line("serving "),

@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.engine.parity import data_url, picture, video
+from tests.engine.parity import data_url, draw_image, video
 from tests.serve.both import HELLO, MODEL, Both, asked_of
 from tests.serve.differences import comparable
 from tests.serve.served import image_url, until
@@ -165,7 +165,7 @@ def test_reasoning_is_told_apart_and_counted(both: Both, included: bool) -> None
 
 
 def test_a_picture_is_seen_alike_and_its_tokens_are_counted(both: Both) -> None:
-    part = image_url(picture(np.random.default_rng(5)))
+    part = image_url(draw_image(np.random.default_rng(5)))
     messages = [{"role": "user", "content": [part, {**part, "uuid": "mine"}, {"type": "text", "text": "What?"}]}]
     answer = both.chat(messages=messages, extra_body=PLAIN)
     assert answer.usage.prompt_tokens_details.multimodal_tokens["image"] > 0
@@ -175,7 +175,11 @@ def test_a_picture_is_seen_alike_and_its_tokens_are_counted(both: Both) -> None:
 def test_a_video_is_seen_alike_and_its_tokens_are_counted(both: Both) -> None:
     rng = np.random.default_rng(6)
     url = data_url(video(rng, seconds=2.5), "video/mp4")
-    parts = [{"type": "video_url", "video_url": {"url": url}}, image_url(picture(rng)), {"type": "text", "text": "?"}]
+    parts = [
+        {"type": "video_url", "video_url": {"url": url}},
+        image_url(draw_image(rng)),
+        {"type": "text", "text": "?"},
+    ]
     messages = [{"role": "user", "content": parts}]
     answer = both.chat(messages=messages, extra_body={**PLAIN, "return_token_ids": True}, logprobs=True, top_logprobs=3)
     assert answer.usage.prompt_tokens_details.multimodal_tokens["video"] > 0

@@ -27,9 +27,9 @@ from semel.lab.bench.ports import free_port
 from semel.settings import create_key, read_key
 from semel.wire.events import Event, Reset
 from semel.wire.messages import Failed
-from semel.wire.translation import submit_of
+from semel.wire.translation import to_submit
 from semel.wire.zmq import Connected, FrontendLink
-from tests.engine.parity import Answer, image_part, picture, random_chat, running
+from tests.engine.parity import Answer, draw_image, image_part, random_chat, running
 from tests.serve.collector import SpanCollector, collecting
 from tests.serve.generating import RenderedByVllm, generated, rendered, rendered_by_vllm, rendered_file
 from tests.serve.http_parity import compare_over_http
@@ -38,11 +38,11 @@ from tests.serve.served import SEMEL, Served, events, image_url, serving, until
 pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RNG = np.random.default_rng(0)
-CHATS = [random_chat(RNG, [image_part(picture(RNG)) for _ in range(index % 4)]) for index in range(48)]
+CHATS = [random_chat(RNG, [image_part(draw_image(RNG)) for _ in range(index % 4)]) for index in range(48)]
 SHOWN = [chat for index, chat in enumerate(CHATS) if index % 4][:9]
 """Those with images."""
 
-PICTURE = image_url(picture(np.random.default_rng(5)))
+PICTURE = image_url(draw_image(np.random.default_rng(5)))
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_one_trace_goes_from_the_client_over_the_frontend_and_the_worker_into_th
     served: Served, collector: SpanCollector
 ) -> None:
     trace, client = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    chat = [{"role": "user", "content": [image_url(picture(np.random.default_rng(81)))]}]
+    chat = [{"role": "user", "content": [image_url(draw_image(np.random.default_rng(81)))]}]
     answer = httpx.post(
         f"{served.url}/v1/chat/completions",
         json={"messages": chat, "max_tokens": 8, "temperature": 0.0, "ignore_eos": True},
@@ -285,7 +285,7 @@ async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_
     prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))
     async with FrontendLink(f"ipc://{served.folder}/worker.sock", key=key, frontend_id="test") as link:
         session = (await next_event(link, Connected)).session
-        session.send(submit_of(Submission("bad", prompt, {}), [digest]))
+        session.send(to_submit(Submission("bad", prompt, {}), [digest]))
         session.send_feature(digest, feature)
         failed = await next_event(link, Failed)
     assert (failed.status, failed.code) == (500, "feature_rejected")

@@ -15,7 +15,7 @@ import pytest
 from semel.engine.vllm.compat.internals import CORE_BINDING
 from semel.lab.bench.ports import free_port
 from tests.conftest import Folder
-from tests.engine.parity import picture
+from tests.engine.parity import draw_image
 from tests.serve.served import Served, image_url, serving, sum_of, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.alone, pytest.mark.timeout(900)]
@@ -54,7 +54,7 @@ def test_two_workers_share_the_machine_and_the_requests(tiny: Folder, tmp_path_f
         until(lambda: served.metric("semel_worker_connected") == 2, START_S)
         before = answered_by([port, port + 1])
         for number in range(24):
-            content = [image_url(picture(np.random.default_rng(number))), {"type": "text", "text": "What?"}]
+            content = [image_url(draw_image(np.random.default_rng(number))), {"type": "text", "text": "What?"}]
             assert served.chat(content).status_code == 200
         after = answered_by([port, port + 1])
         counts = [int(late - early) for early, late in zip(before, after, strict=True)]

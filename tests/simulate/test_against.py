@@ -1,4 +1,4 @@
-"""A simulated run beside a measured one of the same requests."""
+"""A simulated run next to a measured one of the same requests."""
 
 from __future__ import annotations
 

@@ -13,14 +13,13 @@ import pytest
 
 from semel.core import Placeholder
 from semel.errors import ConfigError
-from semel.lab.simulate.batches import Batches
+from semel.lab.simulate.batches import Batches, Kernel
 from semel.lab.simulate.costs import MODELLED
-from semel.lab.simulate.cut import CellWorkload, sizes_of_cells
 from semel.lab.simulate.decisions import Decisions, Sizes
 from semel.lab.simulate.engine import EngineLimits, EngineModel, Job
 from semel.lab.simulate.faults import Blip, Broken, Crash, Fault, Join, Slow
 from semel.lab.simulate.figures import Figures
-from semel.lab.simulate.kernel import Kernel
+from semel.lab.simulate.members import CellWorkload, sizes_of_cells
 from semel.lab.simulate.traces import NAMES, load_workload
 from semel.lab.simulate.workload import Ask, Catalogue, Chats, Talks, Traffic, digest_of, image
 from tests.commands import invoke

@@ -17,9 +17,8 @@ from semel.fleet.balance import Balance
 from semel.fleet.ejection import EjectionLimits
 from semel.fleet.failover import FleetHealth
 from semel.fleet.ranking import Ranking, numbers_in
-from semel.lab.simulate.kernel import Kernel
-from semel.lab.simulate.rankings import QuickRanking, SharedRanking
-from semel.lab.simulate.view import FleetView, FrontendView, name_of, number_of
+from semel.lab.simulate.batches import Kernel
+from semel.lab.simulate.view import FleetView, FrontendView, QuickRanking, SharedRanking, name_of, number_of
 from semel.lab.simulate.workload import digest_of
 from semel.ledger import Directory
 from tests.effort import examples

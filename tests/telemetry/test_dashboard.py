@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 from semel.telemetry import METRICS
-from semel.telemetry.dashboard import PANELS, dashboard
+from tools.dashboard import PANELS, dashboard
 
 FILE = Path(__file__).parents[2] / "docs/grafana/semel.json"
 
 
 def test_the_file_is_what_the_code_makes() -> None:
-    """To make it anew: `python -m semel.telemetry.dashboard > docs/grafana/semel.json`."""
+    """To make it anew: `python -m tools.dashboard > docs/grafana/semel.json`."""
     assert FILE.read_text() == dashboard()
 
 

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from semel.telemetry import log_writer
 from semel.telemetry.log_writer import DROPPED, LineWriter
-from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, JsonLines, QueuedLines, TextLines
+from semel.telemetry.logs import ACCESS_LOGGER, JSON_LOGGING, JsonLines, QueuedLines, SampledLog, TextLines
 from semel.telemetry.request_context import RequestContext, entered
-from semel.telemetry.sampling import SampledLog
 from semel.telemetry.spans import span_trace_id
 from tests.telemetry.spans import Traced
 

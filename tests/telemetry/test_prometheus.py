@@ -20,10 +20,10 @@ import pytest
 from semel.lab.bench.ports import free_port
 from semel.media.decode.warmup_media import image_file
 from semel.settings import create_key
-from semel.telemetry.dashboard import PANELS
 from tests.processing.test_hf import Folder
 from tests.serve.served import SEMEL, until
 from tests.telemetry.prometheus import RULES_COUNT, Prometheus, find, running_prometheus
+from tools.dashboard import PANELS
 
 KEY = "sk-a-key-of-a-tenant"
 START_S = 300.0

@@ -14,7 +14,7 @@ from PIL import Image
 from semel.core import Layout, Media, Target
 from semel.errors import ConfigError, InvalidRequest
 from semel.processing import HfProcessor, from_torch, to_torch
-from semel.processing.families.gemma3 import Gemma3
+from semel.processing.families import Gemma3
 
 Folder = Callable[[str], Path]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.web.admission import EXPENDABLE, Admission, Place, Stage, _Crowd, give_up_protection
+from semel.web.admission import EXPENDABLE, Admission, Place, Stage, _ConnectionsByAddress, mark_evictable
 from tests.effort import examples
 
 MAX, RESERVE, OF_ADDRESS = 6, 2, 4
@@ -143,7 +143,7 @@ class ClosesAnswers(Admission):
 
 class ServesTheRich(Admission):
     def _victim(self, address: str, count: int) -> Place | None:  # noqa: ARG002
-        return self._crowds[Stage.SILENT].oldest_of_largest() or self._crowds[Stage.IDLE].oldest_of_largest()
+        return self._evictable[Stage.SILENT].oldest_of_largest() or self._evictable[Stage.IDLE].oldest_of_largest()
 
 
 class RefusesFirst(Admission):
@@ -186,17 +186,17 @@ def test_a_mutant_is_found(mutant: type[Admission]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(ADDRESSES), st.booleans()), max_size=60))
 def test_a_crowd_knows_its_largest_address(steps: Sequence[tuple[str, bool]]) -> None:
-    crowd, places = _Crowd(), dict[str, list[Place]]()
+    connections, places = _ConnectionsByAddress(), dict[str, list[Place]]()
     admission = made()
     for address, joins in steps:
         mine = places.setdefault(address, [])
         if joins:
             mine.append(Place(admission, address, is_reserved=False))
-            crowd.add(mine[-1])
+            connections.add(mine[-1])
         elif mine:
-            crowd.remove(mine.pop(0))
-        assert len(crowd) == sum(map(len, places.values()))
-        largest = crowd.oldest_of_largest()
+            connections.remove(mine.pop(0))
+        assert len(connections) == sum(map(len, places.values()))
+        largest = connections.oldest_of_largest()
         most = max(map(len, places.values()))
         assert (largest is None) == (most == 0)
         if largest is not None:
@@ -238,8 +238,8 @@ def test_what_has_given_up_its_protection_is_closed_for_another() -> None:
     for place in places:
         place.enter(Stage.BUSY)
     assert admission.open("d").is_reserved
-    give_up_protection(scope)  # a server that has no such thing
+    mark_evictable(scope)  # a server that has no such thing
     scope["extensions"] = {EXPENDABLE: {"give_up": lambda: places[0].enter(Stage.SILENT)}}
-    give_up_protection(scope)
+    mark_evictable(scope)
     assert not admission.open("d").is_reserved
     assert places[0].stage is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.web.root_path import RootPath
+from semel.web.host_check import RootPath
 
 
 @pytest.mark.parametrize(

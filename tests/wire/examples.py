@@ -26,7 +26,7 @@ from semel.lab.testing.wire import MemoryWire, Mischief
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import NONCE_BYTES, Submit
 from semel.wire.session import Session
-from semel.wire.translation import submit_of
+from semel.wire.translation import to_submit
 
 KEY: Final = Key(bytes(range(32)))
 OTHER_KEY: Final = Key(bytes(range(1, 33)))
@@ -91,7 +91,7 @@ def submit(request_id: str = "r1") -> Submit:
         trace=TRACE,
         client_features=frozenset({digest_of(1)}),
     )
-    return submit_of(submission, [digest_of(1)])
+    return to_submit(submission, [digest_of(1)])
 
 
 def frontend_session(

@@ -26,7 +26,7 @@ from semel.wire.messages import (
     Submit,
     TensorHead,
 )
-from semel.wire.translation import announcement_of, feature_of, payload_of, prompt_of, status_of, submit_of
+from semel.wire.translation import to_announcement, to_feature, to_payload, to_prompt, to_status, to_submit
 from tests.ledger.examples import have
 from tests.wire.examples import LAYOUT, digest_of, feature_of_rows, prompt, same, submit
 
@@ -44,21 +44,21 @@ def payload(*heads: TensorHead) -> Payload:
 def test_tensor_bytes_are_never_copied_on_encoding() -> None:
     feature = feature_of_rows(1000)
     buffers = [tensor.data for tensor in feature.tensors.values()]
-    frames = encode(1, 2, pack(payload_of(1, digest_of(1), feature), LIMITS), buffers)
+    frames = encode(1, 2, pack(to_payload(1, digest_of(1), feature), LIMITS), buffers)
     assert all(sent is buffer for sent, buffer in zip(frames[1:], buffers, strict=True))
 
 
 def test_tensor_bytes_are_never_copied_on_decoding() -> None:
     feature = feature_of_rows(1000)
     buffers = [tensor.data for tensor in feature.tensors.values()]
-    found = decode(encode(1, 2, pack(payload_of(1, digest_of(1), feature), LIMITS), buffers), FROM_FRONTEND, LIMITS)
+    found = decode(encode(1, 2, pack(to_payload(1, digest_of(1), feature), LIMITS), buffers), FROM_FRONTEND, LIMITS)
     assert [buffer.obj for buffer in found.buffers] == [buffer.obj for buffer in buffers]
 
 
 def test_a_prompt_comes_out_as_it_went_in() -> None:
     message = read(encode(1, 2, pack(submit(), LIMITS)))
     assert isinstance(message, Submit)
-    found = prompt_of(message, lambda _: LAYOUT, max_tokens=11)
+    found = to_prompt(message, lambda _: LAYOUT, max_tokens=11)
     assert (list(found.token_ids), found.timeline, found.items) == (
         prompt().token_ids,
         prompt().timeline,
@@ -70,13 +70,13 @@ def test_a_prompt_comes_out_as_it_went_in() -> None:
 
 def test_an_encoder_prompt_comes_out_as_it_went_in() -> None:
     before = Prompt([5, 6], Timeline.encoder([Placeholder(0, 3)]), (Item("audio", digest_of(1)),), (0, 0, 0))
-    after = prompt_of(submit_of(Submission("r", before, {})), lambda _: Layout((0, 0, 0)), max_tokens=2)
+    after = to_prompt(to_submit(Submission("r", before, {})), lambda _: Layout((0, 0, 0)), max_tokens=2)
     assert after == before
 
 
 def test_a_prompt_that_grows_past_the_model_is_not_put_together_S16() -> None:
     with pytest.raises(PromptTooLong, match="the prompt has 11 tokens; the model takes 10"):
-        prompt_of(submit(), lambda _: LAYOUT, max_tokens=10)
+        to_prompt(submit(), lambda _: LAYOUT, max_tokens=10)
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=4), st.integers(0, 3)), max_size=6))
@@ -90,7 +90,7 @@ def test_any_prompt_comes_out_as_it_went_in(parts: list[tuple[list[int], int]]) 
     items = tuple(Item("image", digest_of(place.length)) for place in places)
     before = Prompt(tokens, Timeline.decoder(places), items)
     layouts = {digest_of(length): Layout((9,) * length) for length in range(4)}
-    assert prompt_of(submit_of(Submission("r", before, {})), layouts.__getitem__, max_tokens=100) == before
+    assert to_prompt(to_submit(Submission("r", before, {})), layouts.__getitem__, max_tokens=100) == before
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), st.booleans()), max_size=30), st.booleans())
@@ -98,11 +98,11 @@ def test_what_is_held_comes_out_as_it_went_in(positions: list[tuple[int, bool]],
     layout = Layout(tuple(token for token, _ in positions), Mask(bit for _, bit in positions) if masked else None)
     holdings = {digest_of(number): FeatureInfo("image", number, layout) for number in range(3)}
     announcement = Announcement(3, 7, (digest_of(9),), holdings, more=True)
-    message = decode(encode(1, 2, pack(status_of(announcement, 1, 2), LIMITS)), FROM_WORKER, LIMITS).message
+    message = decode(encode(1, 2, pack(to_status(announcement, 1, 2), LIMITS)), FROM_WORKER, LIMITS).message
     assert isinstance(message, Status)
     assert (message.running, message.waiting) == (1, 2)
     assert len(message.layouts) == 1
-    assert announcement_of(message) == announcement
+    assert to_announcement(message) == announcement
 
 
 def test_equal_layouts_and_infos_of_any_workers_are_one_object_D2() -> None:
@@ -110,16 +110,16 @@ def test_equal_layouts_and_infos_of_any_workers_are_one_object_D2() -> None:
 
     def announced(number: int) -> FeatureInfo:
         info = FeatureInfo("image", 700_000, Layout((1000,) * 50, Mask([True] * 50)))
-        frames = encode(1, 2, pack(status_of(have(number, {digest_of(number): info}), 0, 0), LIMITS))
+        frames = encode(1, 2, pack(to_status(have(number, {digest_of(number): info}), 0, 0), LIMITS))
         message = decode(frames, FROM_WORKER, LIMITS).message
         assert isinstance(message, Status)
         assert Layout.of_runs(message.layouts[0].token_ids, message.layouts[0].mask, max_tokens=50) is not info.layout
-        return announcement_of(message).holdings[digest_of(number)]
+        return to_announcement(message).holdings[digest_of(number)]
 
     one, other = announced(1), announced(2)
     assert one is other
-    told = status_of(have(3, {digest_of(3): FeatureInfo("image", 9, one.layout)}), 0, 0)
-    larger = announcement_of(told).holdings[digest_of(3)]
+    told = to_status(have(3, {digest_of(3): FeatureInfo("image", 9, one.layout)}), 0, 0)
+    larger = to_announcement(told).holdings[digest_of(3)]
     assert larger.layout is one.layout
 
 
@@ -136,16 +136,16 @@ def test_equal_layouts_and_infos_of_any_workers_are_one_object_D2() -> None:
 )
 def test_an_announcement_that_does_not_hold_together_is_refused_S10(runs: Runs) -> None:
     with pytest.raises(ProtocolError, match="status 0 cannot be read"):
-        announcement_of(Status(None, 0, 0, 0, (), (HaveItem(digest_of(1), "image", 1, 0),), (runs,)))
+        to_announcement(Status(None, 0, 0, 0, (), (HaveItem(digest_of(1), "image", 1, 0),), (runs,)))
     with pytest.raises(ProtocolError, match="status 0 cannot be read"):
-        announcement_of(Status(None, 0, 0, 0, (), (HaveItem(digest_of(1), "image", 1, 1),), (Runs(b""),)))
+        to_announcement(Status(None, 0, 0, 0, (), (HaveItem(digest_of(1), "image", 1, 1),), (Runs(b""),)))
 
 
 def test_a_repeat_costs_less_than_200_bytes_on_the_wire_however_large_the_item_D1() -> None:
     text = Prompt([1] * 20, Timeline.decoder([]), ())
     tokens = [1] * 10 + [8] * 2_691 + [1] * 10
     shown = Prompt(tokens, Timeline.decoder([Placeholder(10, 2_691)]), (Item("image", digest_of(1)),))
-    sizes = [len(pack(submit_of(Submission("r1", one, {})), LIMITS)) for one in (text, shown)]
+    sizes = [len(pack(to_submit(Submission("r1", one, {})), LIMITS)) for one in (text, shown)]
     assert sizes[1] - sizes[0] <= 50
 
 
@@ -158,10 +158,10 @@ def test_a_prompt_with_the_most_items_fits_a_message_and_one_more_is_refused_S10
             tuple(Item("image", digest_of(index)) for index in range(count)),
         )
 
-    body = pack(submit_of(Submission("r", of(32_768), {})), LIMITS)
+    body = pack(to_submit(Submission("r", of(32_768), {})), LIMITS)
     assert isinstance(read(encode(1, 2, body)), Submit)
     with pytest.raises(ProtocolError, match="length <= 32768"):
-        read(encode(1, 2, pack(submit_of(Submission("r", of(32_769), {})), LIMITS)))
+        read(encode(1, 2, pack(to_submit(Submission("r", of(32_769), {})), LIMITS)))
 
 
 @pytest.mark.parametrize(
@@ -228,13 +228,13 @@ def test_a_prompt_that_does_not_hold_together_is_refused(broken: dict[str, objec
     import msgspec
 
     with pytest.raises(ProtocolError, match="request r1 has a broken prompt"):
-        prompt_of(msgspec.structs.replace(submit(), **broken), lambda _: LAYOUT, max_tokens=100)
+        to_prompt(msgspec.structs.replace(submit(), **broken), lambda _: LAYOUT, max_tokens=100)
 
 
 def test_a_feature_comes_out_as_it_went_in() -> None:
     feature = feature_of_rows(3)
     buffers = [tensor.data for tensor in feature.tensors.values()]
-    assert same(feature_of(payload_of(1, digest_of(1), feature), buffers), feature)
+    assert same(to_feature(to_payload(1, digest_of(1), feature), buffers), feature)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
@@ -255,7 +255,7 @@ def test_a_message_with_bytes_exchanged_is_read_or_refused_and_nothing_worse_S10
     try:
         message = read(encode(1, 2, VALID[:at] + instead + VALID[at + skip :]))
         if isinstance(message, Submit):
-            prompt_of(message, lambda _: LAYOUT, max_tokens=100)
+            to_prompt(message, lambda _: LAYOUT, max_tokens=100)
     except (ProtocolError, PromptTooLong):
         pass
 

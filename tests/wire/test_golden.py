@@ -44,7 +44,7 @@ from semel.wire.messages import (
     Withdraw,
     WorkerMessage,
 )
-from semel.wire.translation import lend_of, payload_of, status_of
+from semel.wire.translation import to_lend, to_payload, to_status
 from tests.wire.examples import CONTRACT, LAYOUT, TRACE, digest_of, feature_of_rows, submit
 
 GOLDEN: Final = Path(__file__).parent / "golden"
@@ -80,16 +80,16 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (Bye("closed", "the worker closes"), ()),
     (submit(), ()),
     (Abort("r1"), ()),
-    (payload_of(3, digest_of(5), FEATURE), tuple(tensor.data for tensor in FEATURE.tensors.values())),
+    (to_payload(3, digest_of(5), FEATURE), tuple(tensor.data for tensor in FEATURE.tensors.values())),
     (Chunk(3, 1, 4096, 5), (memoryview(b"bytes"),)),
     (Withdraw(3), ()),
-    (lend_of(digest_of(5), FEATURE, Lease(9, b"s" * 16, 4096, 40)), ()),
+    (to_lend(digest_of(5), FEATURE, Lease(9, b"s" * 16, 4096, 40)), ()),
     (Drain(), ()),
     (Accepted("r1"), ()),
     (Deltas((Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)), FULL)), ()),
     (Failed("r1", 500, "feature_rejected", "too large"), ()),
     (Draining(), ()),
-    (status_of(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6), ()),
+    (to_status(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6), ()),
     (Need("r1", (digest_of(5),)), ()),
     (Forget(), ()),
 )

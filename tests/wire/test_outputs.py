@@ -8,8 +8,8 @@ from semel.core import AnswerParsing, Output, Prompt, Submission, Timeline
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Deltas, Submit
-from semel.wire.outputs import delta_of, output_of
-from semel.wire.translation import submission_of, submit_of
+from semel.wire.outputs import to_delta, to_output
+from semel.wire.translation import to_submission, to_submit
 
 FULL = Output(
     1,
@@ -28,17 +28,17 @@ FULL = Output(
 
 
 def travelled(output: Output) -> Output:
-    frames = encode(1, 2, pack(Deltas((delta_of("r", output),)), Limits()), ())
+    frames = encode(1, 2, pack(Deltas((to_delta("r", output),)), Limits()), ())
     message = decode([bytes(frame) for frame in frames], FROM_WORKER, Limits()).message
     assert isinstance(message, Deltas)
-    return output_of(message.deltas[0])
+    return to_output(message.deltas[0])
 
 
 def test_an_output_arrives_as_it_was_sent() -> None:
     assert all(getattr(FULL, field.name) for field in fields(FULL)), "a field that is empty proves nothing"
     assert travelled(FULL) == FULL
     assert travelled(Output(0, "", ())) == Output(0, "", ())
-    assert delta_of("r", Output(0, "x", (1,), finish_reason="stop")).details is None
+    assert to_delta("r", Output(0, "x", (1,), finish_reason="stop")).details is None
 
 
 def test_a_submission_arrives_as_it_was_sent() -> None:
@@ -56,7 +56,7 @@ def test_a_submission_arrives_as_it_was_sent() -> None:
     sampling = {"logit_bias": {5: 1.0}, "structured_outputs": {"choice": ["a"]}}
     prompt = Prompt([1, 2], Timeline.decoder([]), ())
     sent = Submission("r", prompt, {}, sampling, "salt", parsing=parsing, priority=-7)
-    frames = encode(1, 2, pack(submit_of(sent), Limits()), ())
+    frames = encode(1, 2, pack(to_submit(sent), Limits()), ())
     message = decode([bytes(frame) for frame in frames], FROM_FRONTEND, Limits()).message
     assert isinstance(message, Submit)
-    assert submission_of(message, prompt, {}) == sent
+    assert to_submission(message, prompt, {}) == sent

@@ -286,12 +286,12 @@ def test_a_silent_peer_is_given_up_at_its_deadline_and_not_before() -> None:
 def test_a_peer_is_excused_until_the_next_heartbeat_and_not_longer() -> None:
     """Control: without the excuse it is given up at once, as above."""
     pair = Pair().open()
-    pair.worker.excuse(100.0)
+    pair.worker.extend_deadline(100.0)
     assert pair.worker.tick(100.99) == []
     (reset,) = pair.worker.tick(101.0)
     assert isinstance(reset, Reset)
     late = worker_session()
-    late.excuse(20.0)
+    late.extend_deadline(20.0)
     assert late.tick(20.99) == []
     assert late.tick(21.0)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.wire.timers import Timers
+from semel.wire.liveness import Timers
 
 Step = tuple[str, int, float]
 steps = st.lists(

@@ -277,7 +277,7 @@ async def test_who_was_busy_itself_does_not_call_the_other_silent(
 ) -> None:
     """With timers before reads, as uvloop has it. Control: judged at once, by what has not been read yet."""
     if not excused:
-        monkeypatch.setattr(Session, "excuse", lambda *_: None)
+        monkeypatch.setattr(Session, "extend_deadline", lambda *_: None)
     with worker_in_a_thread(address, FIRM):
         link = FrontendLink(address, key=KEY, frontend_id="f1", deadlines=BRISK, backoff=SOON)
         async with link:

@@ -28,7 +28,7 @@ from semel.interchange.injection import Outcome, decode
 from semel.interchange.safetensors import write
 from semel.settings import create_key
 from semel.telemetry import Meter
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.web.address import bind
 from semel.worker.admin import AdminKey, create_admin_app
 from tests.worker.stored import CONTRACT, Store, clip, digest_of, image, wrong

@@ -34,7 +34,7 @@ from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
 from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.worker import embedding_sync as module
 from semel.worker.embedding_sync import EmbeddingSync
 

@@ -15,7 +15,7 @@ from semel.core import Prompt, Submission, Tenant, Timeline
 from semel.errors import NotReady, RequestError, SemelError
 from semel.fairness.turns import EngineWindow
 from semel.fleet.stream import RemoteStream
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.telemetry.metrics import ENGINE_SEQUENCES, ENGINE_WAITING, INTAKE_BYTES
 from semel.worker.turns import EngineTurns
 from tests.waiting import until

@@ -20,7 +20,7 @@ from semel.fleet.stream import RemoteStream
 from semel.fleet.worker import RemoteWorker
 from semel.lab.testing.engine import EchoStream
 from semel.wire.messages import Status
-from semel.wire.translation import submit_of
+from semel.wire.translation import to_submit
 from semel.wire.zmq import LinkSession
 from semel.worker import worker as worker_module
 from semel.worker.worker import Worker
@@ -418,7 +418,7 @@ async def test_a_frontend_that_breaks_a_rule_loses_its_session_and_the_others_go
     running = await first.submit(1)
     session = first.worker._session
     assert session is not None
-    session.send(submit_of(Submission(running.request_id, prompt([2]), {})))
+    session.send(to_submit(Submission(running.request_id, prompt([2]), {})))
     with pytest.raises(WorkerLost):
         _ = [output async for output in running]
     assert await second.ask(1) == expected([1])

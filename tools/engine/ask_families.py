@@ -88,12 +88,12 @@ def write(line: str) -> None:
 
 
 def runnable() -> list[str]:
-    """The families that have an engine on a CPU."""
+    """Return the families that have an engine on a CPU."""
     return [name for name, model in FAMILIES.items() if model.serving.level == "engine"]
 
 
 def ask(family: str, folder: Path) -> Parity | str:
-    """What was found of a family, or why nothing was."""
+    """Return what was found of a family, or why nothing was."""
     module, log = "tests.engine.family_parity", folder.with_suffix(".log")
     try:
         return Parity(**json.loads(json_of(module, [family, str(folder)], log=log, deadline_s=DEADLINE_S)))

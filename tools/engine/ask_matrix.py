@@ -8,9 +8,9 @@
     scripts/matrix --list                   # names, flags, variables
 
 Each side is asked sixteen probes, then random requests all at once, a tenth of which is aborted, with an encoder cache
-and an item cache that have no room for all pictures. Fails if an answer of semel's is not bare vLLM's, if a planted
-fault is not found in the answers, if lazy transfer is on where it should be off or the reverse, or if segments of
-shared memory are left.
+and an item cache that have no room for all images. Fails if an answer of semel's is not bare vLLM's, if a planted
+fault is not found in the answers, if lazy transfer is on where it should be off or the reverse, or if segments of shared
+memory are left.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def run(name: str, folder: Path, logs: Path, options: argparse.Namespace) -> MatrixResult:
-    """One configuration, shown and written when it has ended."""
+    """Run one configuration; show and write its result when it has ended."""
     one = MATRIX[name]
     model = build(one.model, folder / "models" / one.model)
     result = run_configuration(one, model, logs / name, options.requests)
@@ -77,7 +77,7 @@ def run(name: str, folder: Path, logs: Path, options: argparse.Namespace) -> Mat
 
 
 def show_all() -> None:
-    """What each configuration is."""
+    """Print each configuration."""
     for name, one in MATRIX.items():
         variables = " ".join(f"{key}={value}" for key, value in one.environment.items())
         shims = " ".join(f"+{shim.lower()}" for shim in one.shims)

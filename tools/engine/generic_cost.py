@@ -1,4 +1,4 @@
-"""What the generic path costs over a fast one, in processor time: `scripts/generic-cost`.
+"""The CPU time of the generic path over that of a fast one: `scripts/generic-cost`.
 
 The same images through `--processor vllm` and `--processor hf`, on families that have both, in turns. A new item costs
 its processing and the proof of its layout in the worker; a repeat costs the prompt alone. Fails over the limits.
@@ -107,7 +107,7 @@ async def repeats(pipelines: Mapping[ProcessorKind, Pipeline], files: list[bytes
 
 
 def cpu_ms(work: Callable[[], None]) -> float:
-    """The processor time of some work, in milliseconds."""
+    """Return the CPU time of some work, in milliseconds."""
     began = time.process_time()
     work()
     return (time.process_time() - began) * 1e3

@@ -20,7 +20,7 @@ _MB: Final = 1_000_000
 
 
 def row_of(one: Configuration, result: MatrixResult) -> str:
-    """The row of a configuration."""
+    """Return the row of a configuration."""
     start = f"| {one.name} | {one.title}"
     if not result.random:
         return f"{start} | {result.faults[0] if result.faults else ''} | | | | | |"
@@ -41,7 +41,7 @@ def row_of(one: Configuration, result: MatrixResult) -> str:
 
 
 def replace_results(page: str, rows: Mapping[str, str]) -> str:
-    """The page with these rows, by configuration; those of others stay."""
+    """Return the page with these rows, by configuration; those of others stay."""
     begin, end = (f"<!-- {mark} {SECTION} -->\n" for mark in ("begin", "end"))
     old = page.partition(begin)[2].partition(end)[0].splitlines()
     table = {line.split("|")[1].strip(): line for line in old if line.startswith("|")}

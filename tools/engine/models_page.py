@@ -33,7 +33,7 @@ HEAD: Final = (
 
 
 def row_of(family: str, config: Mapping[str, Any], found: Parity | str) -> str:
-    """The row of a family."""
+    """Return the row of a family."""
     name, path = f"| {family} (`{config['model_type']}`)", path_of(config)
     if isinstance(found, str):
         return f"{name} | | {path} | {found} | | | |"
@@ -45,7 +45,7 @@ def row_of(family: str, config: Mapping[str, Any], found: Parity | str) -> str:
 
 
 def path_of(config: Mapping[str, Any]) -> str:
-    """Whose processor makes the features with `--processor auto`."""
+    """Return whose processor makes the features with `--processor auto`."""
     return "fast" if choose_processor("auto", config) == "hf" else "generic"
 
 
@@ -55,7 +55,7 @@ def _counted(lies: Mapping[str, str]) -> str:
 
 
 def replace_rows(page: str, rows: Mapping[str, str]) -> str:
-    """The page with these rows, by family, in its table of families; rows of other families stay."""
+    """Return the page with these rows, by family, in its table of families; rows of other families stay."""
     lines = page.splitlines()
     start = lines.index(HEAD[1]) + 1
     end = next(index for index in range(start, len(lines) + 1) if not lines[index : index + 1] or lines[index] == "")
@@ -64,7 +64,7 @@ def replace_rows(page: str, rows: Mapping[str, str]) -> str:
 
 
 def replace_section(page: str, name: str, lines: Iterable[str]) -> str:
-    """The page with these lines between the marks of a section."""
+    """Return the page with these lines between the marks of a section."""
     begin, end = (f"<!-- {mark} {name} -->\n" for mark in ("begin", "end"))
     before, _, rest = page.partition(begin)
     _, _, behind = rest.partition(end)
@@ -76,7 +76,7 @@ def _family(line: str) -> str:
 
 
 def rows_for_doctor(page: str) -> dict[str, dict[str, str]]:
-    """What `semel doctor MODEL` says of a model: by its type if it was compared, else by its architecture."""
+    """Return what `semel doctor MODEL` says of a model: by its type if it was compared, else by its architecture."""
     compared = dict.fromkeys(_FAST, "compared with bare vLLM's answers in the tests of the project")
     compared |= {match[2]: f"row {match[1]}: {_said(match[3])}" for match in _ROW.finditer(page)}
     treated = {

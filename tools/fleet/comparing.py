@@ -14,7 +14,7 @@ from typing import Final, Self
 from semel.telemetry import metrics
 from tests.fleet.counters import Counts, settled
 from tests.fleet.driving import Driver, Reference, Tally, ask_alone
-from tests.fleet.plan import Repeats, pictures, plan_repeats
+from tests.fleet.plan import Repeats, draw_images, plan_repeats
 from tests.fleet.processes import ROUND_ROBIN, Fleet, Node
 from tests.serve.served import sum_of, until
 
@@ -32,7 +32,7 @@ Frontends = Mapping[str, Sequence[Node]]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a load came to, over all its rounds."""
+    """The result of a load, over all its rounds."""
 
     tallies: Sequence[Tally]
     counts: Sequence[Counts]
@@ -41,7 +41,7 @@ class Figures:
 
     @property
     def failures(self) -> list[str]:
-        return [told for tally in self.tallies for told in (*tally.failures, *tally.lost)]
+        return [failure for tally in self.tallies for failure in (*tally.failures, *tally.lost)]
 
     @property
     def encodes_per_image(self) -> float:
@@ -56,7 +56,7 @@ class Figures:
         return [latency for tally in self.tallies for latency in tally.latencies_s]
 
     def table(self) -> dict[str, float]:
-        """The figures by their names."""
+        """Return the figures by their names."""
         percentiles = quantiles(self.latencies_s, n=20)
         return {
             "encodes per image": round(self.encodes_per_image, 3),
@@ -73,7 +73,7 @@ class Figures:
         }
 
     def measured(self) -> dict[str, float]:
-        """The figures that a simulation of the same load is held against (`semel simulate --against`)."""
+        """Return the figures that a simulation of the same load is held against (`semel simulate --against`)."""
         percentiles = quantiles(self.latencies_s, n=20)
         return {
             "encodes": self._total("encoded"),
@@ -108,7 +108,7 @@ async def compare(fleet: Fleet, frontends: Frontends, load: Repeats, *, rounds: 
     """Rounds of a load, each time through one kind of frontends after the other; every round has other images."""
     found: dict[str, Figures] = {}
     for number in range(rounds):
-        images = pictures(load.images, seed=load.seed + number)
+        images = draw_images(load.images, seed=load.seed + number)
         urls = [node.url for node in frontends["semel"]]
         reference = await ask_alone(urls, load.chats(), images, tokens=load.tokens)
         for name in list(frontends)[:: 1 if number % 2 == 0 else -1]:

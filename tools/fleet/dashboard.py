@@ -24,11 +24,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
 from semel.lab.testing.models import build
-from semel.telemetry.dashboard import PANELS, Panel
 from tests.fleet.driving import Driver, Tally, ask_alone
-from tests.fleet.plan import Load, pictures, plan
+from tests.fleet.plan import Load, draw_images, plan
 from tests.fleet.processes import Fleet, running_fleet
 from tests.telemetry.prometheus import Prometheus, running_prometheus
+from tools.dashboard import PANELS, Panel
 
 RATE_INTERVAL = "10s"
 STEP_S = 1.0
@@ -47,7 +47,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Line:
-    """What a query answered: one series."""
+    """The answer to a query: one series."""
 
     name: str
     seconds: list[float]
@@ -55,7 +55,7 @@ class Line:
 
 
 def lines_of(prometheus: Prometheus, legend: str, query: str, began: float, ended: float) -> list[Line]:
-    """The series that a panel's query gives, named as Grafana names them."""
+    """Return the series that a panel's query gives, named as Grafana names them."""
     expression = query.replace("$__rate_interval", RATE_INTERVAL)
     reply = prometheus.get("query_range", query=expression, start=str(began), end=str(ended), step=str(STEP_S))
     return [_line(legend, series, began) for series in reply["result"]]
@@ -69,9 +69,9 @@ def _line(legend: str, series: Mapping[str, Any], began: float) -> Line:
 
 
 async def drive(fleet: Fleet, requests: int) -> tuple[Tally, float]:
-    """A load in whose midst a worker is killed; its tally, and when it began."""
+    """Run a load in whose midst a worker is killed; return its tally, and when it began."""
     load = Load(requests)
-    images = pictures(load.images)
+    images = draw_images(load.images)
     reference = await ask_alone(fleet.urls, load.chats(), images)
     began = time.time()
     driver = Driver(fleet.urls, images, reference, at_a_time=load.at_a_time)

@@ -90,7 +90,7 @@ def rule(name: str, meter: Meter) -> Iterator[Fleet]:
 
 
 async def ask(client: httpx.AsyncClient, number: int) -> bool:
-    """Whether a streamed answer came to its end."""
+    """Return whether a streamed answer came to its end."""
     body = {"messages": [{"role": "user", "content": f"conversation {number}"}], "stream": True}
     answer = await client.post("/v1/chat/completions", json=body)
     return answer.status_code == 200 and '"error"' not in answer.text and answer.text.rstrip().endswith("[DONE]")

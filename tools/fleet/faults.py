@@ -37,7 +37,7 @@ from semel.lab.bench.serving.scenarios.restart import restart_flags
 from semel.lab.testing.models import build
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.embeddings.redis import Redis, running_redis
-from tests.fleet.plan import pictures
+from tests.fleet.plan import draw_images
 from tests.fleet.processes import Fleet, Node, running_fleet
 from tests.serve.served import image_url, sum_of
 
@@ -63,7 +63,7 @@ PROGRESS_S: Final = 10
 DRAIN: Final = ("--drain-delay-s", "3")
 """A frontend takes requests for so long after SIGTERM; a balancer has noticed by then."""
 
-TEMPLATE: Final = "template_child"
+FORK_SERVER: Final = "fork_server_child"
 COLUMNS: Final = (
     *("fault", "good requests", "failed before the first byte", "failed in stream"),
     *("sent again", "longest gap, s", "ready again after, s"),
@@ -72,7 +72,7 @@ COLUMNS: Final = (
 
 @dataclass
 class Seen:
-    """What clients saw during a fault."""
+    """The answers that clients got during a fault."""
 
     good: int = 0
     before: list[str] = field(default_factory=list)
@@ -168,7 +168,7 @@ class Traffic:
             (self._seen.in_stream if has_begun else self._seen.before).append(f"{number % 5}: {failure}")
 
     async def _send(self, body: dict[str, Any], number: int) -> tuple[str | None, bool]:
-        """What went wrong, and whether the answer had begun."""
+        """Return what went wrong, and whether the answer had begun."""
         for attempt in range(SENT_AGAIN):
             urls = self._ready
             has_begun = False
@@ -198,7 +198,7 @@ class Traffic:
         fields: dict[str, Any] = {"max_tokens": 4}
         match number % 5:
             case 1:
-                content = [image_url(pictures(1, seed=self._seed + number)[0]), {"type": "text", "text": "What?"}]
+                content = [image_url(draw_images(1, seed=self._seed + number)[0]), {"type": "text", "text": "What?"}]
             case 2:
                 part = {"type": "file", "file": {"file_id": self._world.file_id}}
                 content = [part, {"type": "text", "text": f"What is {number}?"}]
@@ -212,7 +212,7 @@ class Traffic:
 
 
 def processes_of(node: Node, text: str) -> list[psutil.Process]:
-    """Those below a node whose name or command has some text."""
+    """Return those below a node whose name or command has some text."""
     found = []
     for one in node.family()[1:]:
         with contextlib.suppress(psutil.Error):
@@ -223,19 +223,19 @@ def processes_of(node: Node, text: str) -> list[psutil.Process]:
 
 
 def template(world: World) -> psutil.Process:
-    """A frontend's fork server; one that was killed is started again only when a process is needed."""
+    """Return a frontend's fork server; one that was killed is started again only when a process is needed."""
     frontends = [node for node in world.fleet.running_frontends if any(map(is_template, node.family()))]
     return next(filter(is_template, frontends[0].family()))
 
 
 def is_template(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return TEMPLATE in " ".join(process.cmdline())
+        return FORK_SERVER in " ".join(process.cmdline())
     return False
 
 
 def pool_process(world: World) -> psutil.Process:
-    """A preprocessing process that works, which its template has forked."""
+    """Return a preprocessing process that works, which its fork server has forked."""
     return template(world).children()[0]
 
 
@@ -267,7 +267,7 @@ def stopped(which: Callable[[World], psutil.Process], seconds: float = STOPPED_S
 
 
 def replaced(end: Callable[[World], psutil.Process], number: int = signal.SIGKILL) -> Fault:
-    """A worker, or what it cannot do without, is ended; when the worker has ended, another takes its address."""
+    """End a worker, or what it cannot do without; when the worker has ended, another takes its address."""
 
     async def fault(world: World) -> None:
         worker = world.worker()
@@ -373,7 +373,7 @@ ELSEWHERE: Final = {
 
 
 def is_whole(fleet: Fleet) -> bool:
-    """Whether two frontends are ready, with two workers each."""
+    """Return whether two frontends are ready, with two workers each."""
     try:
         return len(fleet.running_frontends) == 2 and all(
             httpx.get(f"{node.url}/ready", timeout=5, verify=False).status_code == 200
@@ -451,7 +451,7 @@ def running(home: Path, aborts: int, *, has_engines: bool) -> Iterator[World]:
         with running_fleet(
             model, frontends=2, worker_flags=worker_flags, frontend_flags=frontend_flags, has_engines=has_engines
         ) as fleet:
-            stored = upload(fleet.urls[0], pictures(1, seed=99)[0])
+            stored = upload(fleet.urls[0], draw_images(1, seed=99)[0])
             assert stored.status_code == 200, stored.text
             yield World(fleet, redis, disk, stored.json()["id"], aborts, has_engines)
 
@@ -472,8 +472,8 @@ def table(world: World, names: list[str]) -> bool:
         ready = "was all the time" if seen.ready_s is None else f"{seen.ready_s:.1f}"
         title = f"{world.aborts:,} {name}" if FAULTS[name] is aborts else name
         _row(title, seen.good, len(seen.before), len(seen.in_stream), seen.again, f"{seen.gap_s:.1f}", ready)
-        for told in (*seen.before[:5], *seen.in_stream[:2]):
-            sys.stderr.write(f"  {told}\n")
+        for failure in (*seen.before[:5], *seen.in_stream[:2]):
+            sys.stderr.write(f"  {failure}\n")
     for name, where in ELSEWHERE.items():
         _row(name, where, *[""] * 5)
     return has_failed

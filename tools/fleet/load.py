@@ -31,21 +31,21 @@ from tests.embeddings.redis import running_redis
 from tests.fleet.bare import running_bare
 from tests.fleet.counters import Counts, settled
 from tests.fleet.driving import Driver, Tally, ask_alone, exchange, token_ids
-from tests.fleet.plan import SIDE, TOKENS, Ask, Load, Repeats, body_of, pictures, plan, plan_repeats
+from tests.fleet.plan import SIDE, TOKENS, Ask, Load, Repeats, body_of, draw_images, plan, plan_repeats
 from tests.fleet.processes import Fleet, running_fleet
 from tools.fleet.comparing import ROOMY_GB, Figures, begin_rivals, compare
 from tools.fleet.transports import begin_paths, measure
 
 __all__ = ["drive", "drive_fleet", "drive_rivals", "main"]
 
-MAX_TOLD = 20
+MAX_SHOWN = 20
 TOKEN_SIDE = 28
 """Pixels of a side that one token of Qwen2-VL stands for."""
 
 
 async def drive(urls: list[str], load: Load, *, progress: bool = False) -> Tally:
     """Ask every chat alone, then all that is planned."""
-    images = pictures(load.images)
+    images = draw_images(load.images)
     reference = await ask_alone(urls, load.chats(), images)
     return await Driver(urls, images, reference, at_a_time=load.at_a_time).run(plan(load, len(urls)), progress=progress)
 
@@ -53,8 +53,8 @@ async def drive(urls: list[str], load: Load, *, progress: bool = False) -> Tally
 async def drive_fleet(
     fleet: Fleet, load: Load, *, progress: bool = False, compared: Callable[[Any], Any] | None = None
 ) -> tuple[Tally, Counts]:
-    """The same through the frontends of a fleet, and what it counted meanwhile, the chats alone left out."""
-    images = pictures(load.images)
+    """Send the same through the frontends of a fleet; return the results and its counters, without the chats alone."""
+    images = draw_images(load.images)
     frontends, workers = fleet.running_frontends, fleet.running_workers
     reference = await ask_alone(fleet.urls, load.chats(), images, compared=compared)
     before = await asyncio.to_thread(settled, frontends, workers)
@@ -110,7 +110,7 @@ def _compare(model: Path, options: argparse.Namespace) -> int:
         prompt_tokens = asyncio.run(_prompt_tokens(fleet.urls[0])) if options.record else 0
     if options.record:
         options.record.write_text(json.dumps(_recorded(load, options, workers, found["semel"], prompt_tokens)))
-    for failure in [told for figures in found.values() for told in figures.failures][:MAX_TOLD]:
+    for failure in [one for figures in found.values() for one in figures.failures][:MAX_SHOWN]:
         sys.stderr.write(f"{failure[:400]}\n")
     _print({name: figures.table() for name, figures in found.items()}, as_json=options.json)
     return int(any(figures.failures for figures in found.values()))
@@ -118,7 +118,7 @@ def _compare(model: Path, options: argparse.Namespace) -> int:
 
 async def _prompt_tokens(url: str) -> int:
     """Of a prompt with one image, as the model counts them."""
-    _, answer = await exchange(url, body_of(Ask((0,), 0), pictures(1)))
+    _, answer = await exchange(url, body_of(Ask((0,), 0), draw_images(1)))
     return int(answer["usage"]["prompt_tokens"])
 
 
@@ -145,7 +145,7 @@ def _recorded(
 
 
 def _transports(model: Path, options: argparse.Namespace) -> int:
-    """tcp beside ipc, in turns."""
+    """tcp next to ipc, in turns."""
     with running_fleet(model, workers=0, frontends=0) as fleet:
         paths = begin_paths(fleet, has_engines=not options.without_engines)
         measuring = measure(paths, rounds=options.rounds, new=24, repeats=40, seed=options.seed)
@@ -175,8 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transport", choices=["ipc", "tcp"], default="ipc", help="tcp is encrypted")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--bare", action="store_true", help="the same on bare vLLM, one server: the control")
-    parser.add_argument("--compare", action="store_true", help="semel's choice of workers beside round robin's")
-    parser.add_argument("--transports", action="store_true", help="tcp beside ipc, in turns, on an engine each")
+    parser.add_argument("--compare", action="store_true", help="semel's choice of workers next to round robin's")
+    parser.add_argument("--transports", action="store_true", help="tcp next to ipc, in turns, on an engine each")
     parser.add_argument("--without-engines", action="store_true", help="workers have no model, and refuse nothing")
     comparing = parser.add_argument_group("with --compare")
     comparing.add_argument("--repeats", type=float, default=0.8, help="the share of requests whose image came before")
@@ -196,7 +196,7 @@ def _model(folder: Path) -> Path:
 
 
 def _result(tally: Tally) -> dict[str, Any]:
-    for failure in tally.failures[:MAX_TOLD]:
+    for failure in tally.failures[:MAX_SHOWN]:
         sys.stderr.write(f"{failure[:400]}\n")
     return {
         "good": tally.good,

@@ -1,4 +1,4 @@
-"""`python -m tools.fleet.trace_makespans [TRACES] [FIRST_SEED]`: large fleets beside round robin, on drawn traces.
+"""`python -m tools.fleet.trace_makespans [TRACES] [FIRST_SEED]`: large fleets next to round robin, on drawn traces.
 
 The traces of `trace`, with 11 to 100 workers. They are simulated with one balance for each frontend, as in a process,
 and not with one for each request: a hundred times as fast, and the same choices.
@@ -26,7 +26,7 @@ MAX_RATIO, MAX_SHARE = 1.05, 0.001
 
 
 class _Frontend:
-    """What one frontend knows."""
+    """The state of one frontend."""
 
     def __init__(self, ranking: Ranking, workers: int, balance: type[Balance]) -> None:
         self.balance = balance(ranking)
@@ -50,7 +50,7 @@ class _Once(Ranking):
 
 
 def makespan(trace: Trace, balance: type[Balance] = Balance) -> float:
-    """How long all of it takes if frontends choose as they do."""
+    """Return how long all of it takes if frontends choose as they do."""
     workers, ranking = len(trace.paces), _Once(max_keys=1 << 20)
     frontends = [_Frontend(ranking, workers, balance) for _ in range(trace.frontends)]
     everybody = (1 << workers) - 1
@@ -81,7 +81,7 @@ def makespan(trace: Trace, balance: type[Balance] = Balance) -> float:
 
 
 def round_robin_makespan(trace: Trace) -> float:
-    """The same if requests go to one worker after another."""
+    """Return the makespan if requests go to one worker after another."""
     workers = len(trace.paces)
     seen: list[set[bytes]] = [set() for _ in range(workers)]
     free = [0.0] * workers
@@ -95,7 +95,7 @@ def round_robin_makespan(trace: Trace) -> float:
 
 
 def ratios(kind: Kind, count: int, first: int = 0, balance: type[Balance] = Balance) -> Iterator[float]:
-    """The makespans of traces over those of round robin."""
+    """Yield the makespans of traces over those of round robin."""
     for seed in range(first, first + count):
         trace = draw(seed, kind)
         yield makespan(trace, balance) / round_robin_makespan(trace)

@@ -14,14 +14,14 @@ POLICIES: dict[str, Policy] = {"round robin": round_robin, "least busy": least_b
 def rows(traces: Sequence[Trace]) -> list[str]:
     items, talks = sum(trace.distinct_items for trace in traces), sum(trace.talks for trace in traces)
     outcomes = {name: [simulate(trace, policy) for trace in traces] for name, policy in POLICIES.items()}
-    told = []
+    rows = []
     for name, found in outcomes.items():
         ratios = [one.makespan_s / rr.makespan_s for one, rr in zip(found, outcomes["round robin"], strict=True)]
         encodes = sum(one.encodes for one in found) / items
         prefills = sum(one.prefills for one in found) / talks
         over = sum(ratio > 1.05 for ratio in ratios)
-        told.append(f"| {name} | {median(ratios):.2f} | {max(ratios):.3f} | {over} | {encodes:.2f} | {prefills:.2f} |")
-    return told
+        rows.append(f"| {name} | {median(ratios):.2f} | {max(ratios):.3f} | {over} | {encodes:.2f} | {prefills:.2f} |")
+    return rows
 
 
 def main(count: int = 1_000, first: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""tcp beside ipc, measured in turns: `scripts/load --transports`.
+"""tcp next to ipc, measured in turns: `scripts/load --transports`.
 
 Two workers, one over ipc and one over tcp, with real engines or without models (`--without-engines`), and three
 frontends: one hands features to the first worker in shared memory, one sends them to it in frames, one sends them to
@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import psutil
 
-from tests.engine.parity import picture
+from tests.engine.parity import draw_image
 from tests.fleet.counters import settled
 from tests.fleet.driving import exchange
 from tests.fleet.plan import Ask, body_of
@@ -41,7 +41,7 @@ class Path:
 
 @dataclass(slots=True)
 class Figures:
-    """What a path came to, a value for each round; latencies for each request."""
+    """The result of a path, a value for each round; latencies for each request."""
 
     repeats_s: list[float] = field(default_factory=list)
     new_s: list[float] = field(default_factory=list)
@@ -55,12 +55,12 @@ class Figures:
 
     frontend_s: list[float] = field(default_factory=list)
     worker_s: list[float] = field(default_factory=list)
-    """Processor time in a round of new images; of the worker without its engine's processes."""
+    """CPU time in a round of new images; of the worker without its engine's processes."""
 
     failed: int = 0
 
     def table(self) -> dict[str, float]:
-        """The figures by their names: medians, so that a busy moment of the machine counts for little."""
+        """Return the figures by their names: medians, so that a busy moment of the machine counts for little."""
         return {
             "latency of a repeat, ms": round(1e3 * median(self.repeats_s), 1),
             "new features per second": round(self.new / median(self.new_s), 1),
@@ -101,18 +101,18 @@ async def measure(paths: Mapping[str, Path], *, rounds: int, new: int, repeats: 
         for name in names:
             rng = np.random.default_rng([seed, number, list(paths).index(name)])
             figures = found[name] if number else Figures(new=new)
-            await _new(paths[name], [picture(rng, side=SIDE) for _ in range(new)], figures)
+            await _new(paths[name], [draw_image(rng, side=SIDE) for _ in range(new)], figures)
         for name in names:
             rng = np.random.default_rng([seed, number, list(paths).index(name)])
             figures = found[name] if number else Figures(new=new)
-            await _repeat(paths[name], picture(rng, side=SIDE), repeats, figures)
+            await _repeat(paths[name], draw_image(rng, side=SIDE), repeats, figures)
     return found
 
 
 async def _new(path: Path, images: Sequence[bytes], figures: Figures) -> None:
     nodes = [path.frontend], [path.worker]
     before = await asyncio.to_thread(settled, *nodes)
-    frontend, worker = processor_s(path.frontend.family()), processor_s([psutil.Process(path.worker.process.pid)])
+    frontend, worker = cpu_s(path.frontend.family()), cpu_s([psutil.Process(path.worker.process.pid)])
     room, began = asyncio.Semaphore(AT_A_TIME), time.monotonic()
 
     async def ask(image: bytes) -> None:
@@ -121,8 +121,8 @@ async def _new(path: Path, images: Sequence[bytes], figures: Figures) -> None:
 
     await asyncio.gather(*map(ask, images))
     figures.new_s.append(time.monotonic() - began)
-    figures.frontend_s.append(processor_s(path.frontend.family()) - frontend)
-    figures.worker_s.append(processor_s([psutil.Process(path.worker.process.pid)]) - worker)
+    figures.frontend_s.append(cpu_s(path.frontend.family()) - frontend)
+    figures.worker_s.append(cpu_s([psutil.Process(path.worker.process.pid)]) - worker)
     counts = await asyncio.to_thread(settled, *nodes) - before
     figures.nbytes.append(counts.frames_bytes + counts.memory_bytes)
 
@@ -140,7 +140,7 @@ async def _is_answered(path: Path, image: bytes) -> bool:
     return status == 200
 
 
-def processor_s(processes: Iterable[psutil.Process]) -> float:
-    """The processor time that processes have used so far."""
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """Return the CPU time that processes have used so far."""
     times = [one.cpu_times() for one in processes]
     return float(sum(one.user + one.system for one in times))

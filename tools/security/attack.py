@@ -1,4 +1,4 @@
-"""What each attack costs the server and another tenant: `python -m tools.security.attack` prints a table.
+"""The cost of each attack for the server and another tenant: `python -m tools.security.attack` prints a table.
 
 The attacks are valid and expensive requests, or merely rude ones (`attacks`, `review_attacks`). One tenant attacks;
 another one sends a chat of 16 tokens four times a second; a probe asks `/ready` (vLLM: `/health`) twenty times a
@@ -149,7 +149,7 @@ class Line:
         ]
 
     def cpu(self) -> str:
-        """The CPU time of each kind of process."""
+        """Return the CPU time of each kind of process."""
         used = sorted(self.seen.cpu_s.items(), key=lambda one: -one[1])
         return "CPU seconds: " + ", ".join(f"{role} {seconds:.1f}" for role, seconds in used)
 
@@ -167,7 +167,7 @@ class Line:
         return ""
 
     def faults(self) -> list[str]:
-        """What semel does not keep of its promise."""
+        """Return what semel does not keep of its promise."""
         seen, alone = self.seen, self.alone
         limit_s = max(2 * alone.p95(), alone.p95() + 2 * alone.longest_step_s)
         kept = {

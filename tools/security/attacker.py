@@ -96,9 +96,9 @@ class Attacker:
         finally:
             writer.transport.abort()
 
-    def head(self, method: str, path: str, *fields: str, key: str = "") -> bytes:
-        """Return the head of a request, with the attacker's key or another."""
-        lines = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {key or self.key}", *fields, "", "")
+    def head(self, method: str, path: str, *fields: str) -> bytes:
+        """Return the head of a request."""
+        lines = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {self.key}", *fields, "", "")
         return "\r\n".join(lines).encode()
 
     async def status(self, reader: asyncio.StreamReader) -> str:
@@ -125,7 +125,7 @@ def image(number: int, side: int = 28) -> dict[str, Any]:
 
 
 def png_of(number: int, side: int = 28) -> bytes:
-    """An image that no other number has."""
+    """Return an image that no other number has."""
     file = io.BytesIO()
     Image.new("RGB", (side, side), (number % 256, number // 256 % 256, number // 65_536)).save(file, "PNG")
     return file.getvalue()
@@ -136,5 +136,5 @@ def png_url(data: bytes) -> str:
 
 
 def schema(content: Mapping[str, object]) -> dict[str, object]:
-    """A response format."""
+    """Return a response format."""
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": content}}

@@ -51,7 +51,7 @@ _MODELS: Final[dict[Modality, str]] = {"image": "qwen2-vl", "video": "qwen2-vl",
 
 @dataclass(slots=True)
 class Findings:
-    """What came of the files."""
+    """The result of the files."""
 
     values: Counter[Modality] = field(default_factory=Counter)
     errors: Counter[tuple[Modality, str]] = field(default_factory=Counter)

@@ -105,7 +105,7 @@ FORMS: Final = (
 
 @dataclass
 class Seen:
-    """What was seen of two tenants for a while."""
+    """The figures of two tenants for a while."""
 
     victim_s: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
@@ -118,7 +118,7 @@ class Seen:
 
 
 class Counters(NamedTuple):
-    """What an engine has used."""
+    """The resources that an engine has used."""
 
     core_s: float
     following_s: float

@@ -1,4 +1,4 @@
-"""Fifty clients that mean harm, in a process of their own: `python -m tools.security.hostile PORT KEY refused|dear`.
+"""Fifty hostile clients in a process of their own: `python -m tools.security.hostile PORT KEY refused|expensive`.
 
 They have the key of a tenant. What they send is refused, in the one set of kinds; in the other it is valid, and costs
 as much as a valid request may.
@@ -56,7 +56,7 @@ def image(data: bytes) -> dict[str, object]:
 
 
 def png(width: int, height: int, packed: bytes) -> bytes:
-    """A picture of one bit a pixel, by hand."""
+    """Return an image of one bit a pixel, by hand."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -75,7 +75,7 @@ def jpeg(seed: random.Random, side: int) -> bytes:
 
 
 def corrupt(seed: random.Random) -> Chunks:
-    """A picture that is cut off or no picture at all, each another one: nothing is found in a cache."""
+    """Return an image that is cut off or no image at all, each another one: nothing is found in a cache."""
     whole_file = jpeg(seed, 64)
     return whole(chat(image(whole_file[: len(whole_file) // 2] if seed.random() < 0.5 else seed.randbytes(2_000))))
 
@@ -90,7 +90,7 @@ async def announced(_: random.Random) -> Chunks:
 
 
 async def endless(_: random.Random) -> Chunks:
-    """A body without a length, which goes on until it is refused."""
+    """Yield a body without a length, which goes on until it is refused."""
     yield head(None) + b"f\r\n" + b'{"messages": [ ' + b"\r\n"
     chunk = f"{CHUNK:x}\r\n".encode() + b" " * CHUNK + b"\r\n"
     while True:
@@ -129,7 +129,7 @@ def large_images(seed: random.Random) -> Chunks:
 
 
 def long_text(seed: random.Random) -> Chunks:
-    """A prompt that nearly fills the model's length, another one each time."""
+    """Return a prompt that nearly fills the model's length, another one each time."""
     return whole(chat({"type": "text", "text": " ".join(str(seed.randrange(10)) for _ in range(1_000))}))
 
 
@@ -145,7 +145,7 @@ REFUSED: Final[Kinds] = {
 }
 """None of these is ever answered with 200."""
 
-DEAR: Final[Kinds] = {kind.__name__: kind for kind in (large_images, long_text, many_prompts)}
+EXPENSIVE: Final[Kinds] = {kind.__name__: kind for kind in (large_images, long_text, many_prompts)}
 """All of these are."""
 
 
@@ -204,4 +204,4 @@ async def main(port: int, kinds: Kinds) -> None:
 
 if __name__ == "__main__":
     os.nice(NICE)
-    asyncio.run(main(int(sys.argv[1]), DEAR if sys.argv[3] == "dear" else REFUSED))
+    asyncio.run(main(int(sys.argv[1]), EXPENSIVE if sys.argv[3] == "expensive" else REFUSED))

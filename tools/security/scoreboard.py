@@ -97,7 +97,7 @@ class Trial:
     before: int = field(default=0)
 
     async def ask(self, body: object, path: str = CHAT) -> tuple[str, httpx.Response | None, float]:
-        """The status of an answer, or what happened instead, and how long it took."""
+        """Return the status of an answer, or what happened instead, and how long it took."""
         began = time.monotonic()
         try:
             reply = await self.client.post(path, json=body)
@@ -215,7 +215,7 @@ async def parameters(trial: Trial) -> str:
 
 
 async def _gap(trial: Trial, work: Awaitable[Any]) -> tuple[Any, float]:
-    """What comes of work, and the longest time that the probe took meanwhile."""
+    """Return what comes of work, and the longest time that the probe took meanwhile."""
     longest = 0.0
 
     async def probe() -> None:
@@ -355,7 +355,7 @@ def _head(key: str) -> dict[str, str]:
 
 
 async def tried(kind: Against, model: Path, only: list[str]) -> dict[str, str]:
-    """What one server did, by row."""
+    """Return what one server did, by row."""
     upstream, seen = Upstream(), {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         async with upstream.serving():
@@ -385,7 +385,7 @@ async def _one(trial: Trial, attempt: Attempt, row: str) -> str:
 
 
 def page_of(page: str, rows: dict[str, dict[str, str]]) -> str:
-    """The page with the table between its marks."""
+    """Return the page with the table between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, behind = rest.partition(END)
     return before + BEGIN + "\n".join(_lines(rows)) + "\n" + END + behind

@@ -1,9 +1,9 @@
-"""Four tenants, cheap and dear, at one engine: does each get its share? `python -m tools.security.shares`.
+"""Four tenants, cheap and expensive, at one engine: does each get its share? `python -m tools.security.shares`.
 
 A real `semel serve` on a tiny model, with an API key for each tenant. Each tenant always has more requests under way
-than its share of the engine, of its own kind: short chats, long prompts with long answers, pictures, many answers to
+than its share of the engine, of its own kind: short chats, long prompts with long answers, images, many answers to
 one prompt. The run ends after `--requests`. Printed are, for each tenant, its requests, its tokens, and the smallest
-part of an equal share of tokens that it had over any 10 s in which it always had a request waiting; beside it the
+part of an equal share of tokens that it had over any 10 s in which it always had a request waiting; next to it the
 frontend's bytes in flight and memory. A prompt counts with its first token: the engine has computed it in the one or
 two steps before. Nothing divides a prompt: with up to 2,000 tokens at a time, the simulated engine of `test_turns` has
 a least part of 0.64 where 10 s are 16,000 tokens, 0.80 where they are 30,000, and 0.88 where they are 50,000. Exit code
@@ -55,7 +55,7 @@ def long(seed: random.Random) -> dict[str, Any]:
     return chat(text(words), max_tokens=seed.randint(64, 256), ignore_eos=True)
 
 
-def pictures(seed: random.Random) -> dict[str, Any]:
+def images(seed: random.Random) -> dict[str, Any]:
     return chat(image(seed.randrange(40), 112), text(f"{seed.random()}?"), max_tokens=seed.randint(8, 64))
 
 
@@ -63,12 +63,12 @@ def wide(seed: random.Random) -> dict[str, Any]:
     return chat(text(f"{seed.random()}"), n=seed.randint(2, 8), max_tokens=seed.randint(8, 32), temperature=1.0)
 
 
-KINDS: Final[dict[str, Draw]] = {"short": short, "long": long, "pictures": pictures, "wide": wide}
+KINDS: Final[dict[str, Draw]] = {"short": short, "long": long, "images": images, "wide": wide}
 
 
 @dataclass
 class Tenant:
-    """What one tenant got."""
+    """The share that one tenant got."""
 
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=lambda: [0])
@@ -115,7 +115,7 @@ class Run:
     rss_bytes: int = 0
 
     def least_share(self, name: str) -> tuple[float, int]:
-        """The smallest part of an equal share of tokens over any 10 s, and that share."""
+        """Return the smallest part of an equal share of tokens over any 10 s, and that share."""
         shares, start = [], self.began + WARM_S
         while (end := start + WINDOW_S) <= self.ended:
             if self.tenants[name].always_waits(start, end):

@@ -67,7 +67,7 @@ class Switches:
 
 
 def environment(file: Path) -> Mapping[str, str]:
-    """The variables of a server that is to have switches."""
+    """Return the variables of a server that is to have switches."""
     return {_VARIABLE: str(file), "PYTHONPATH": f"{Path(__file__).parent / 'undefended'}:{_ROOT}"}
 
 
@@ -264,7 +264,7 @@ _REPLACE: Final[dict[str, tuple[Callable[[Any, IsOff], None], ...]]] = {
     "semel.frontend.http.body": (_encodings,),
     "semel.frontend.http.download": (_downloads,),
     "semel.frontend.middleware.refusal_rate": (_aborts,),
-    "semel.processing.header": (_header,),
+    "semel.processing.pool.child": (_header,),
     "semel.processing.pool.shares": (_reserve,),
     "semel.render.file_sources": (_files,),
     "semel.store.objects": (_operations,),

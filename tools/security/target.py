@@ -62,7 +62,7 @@ class Target:
         return "/ready" if self.kind == "semel" else "/health"
 
     def http_process(self) -> psutil.Process:
-        """The process that speaks HTTP."""
+        """Return the process that speaks HTTP."""
         process = psutil.Process(self.process.pid)
         if self.kind == "vllm":
             return process
@@ -73,7 +73,7 @@ class Target:
         return next(child for child in family if child.name().startswith("VLLM::Engine"))
 
     def roles(self) -> Iterator[tuple[str, psutil.Process]]:
-        """All of its processes, by what they do."""
+        """Yield all of its processes, by what they do."""
         server = psutil.Process(self.process.pid)
         if self.kind == "vllm":
             yield "server", server

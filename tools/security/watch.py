@@ -1,4 +1,4 @@
-"""What another tenant and a probe see of a server that is attacked, and what its processes use meanwhile."""
+"""Another tenant's and a probe's view of a server that is attacked, and what its processes use meanwhile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ENDED_S: Final = 60.0
 
 @dataclass
 class Seen:
-    """What was seen while something went on."""
+    """The figures while something went on."""
 
     victim_s: list[float] = field(default_factory=list)
     victim_failures: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class Seen:
     """CPU time by role."""
 
     def p95(self) -> float:
-        """The 95th percentile of all chats; one without an answer takes for ever."""
+        """Return the 95th percentile of all chats; one without an answer takes for ever."""
         ordered = sorted((*self.victim_s, *(float("inf") for _ in range(self.failures))))
         return ordered[int(0.95 * (len(ordered) - 1))] if ordered else float("inf")
 
@@ -89,7 +89,7 @@ class Victim:
 
     @classmethod
     def of(cls, kind: str, key: str) -> Victim:
-        """A tenant whose chats have texts, new images, or a schema that is new to the server."""
+        """Return a tenant whose chats have texts, new images, or a schema that is new to the server."""
         first = random.randrange(1 << 22)
         if kind == "image":
             return cls(key, lambda number: chat(image(first + number), text("?"), ignore_eos=True))
@@ -160,7 +160,7 @@ async def watch_pool(target: Target, seen: Seen) -> None:
 
 
 def pool_bytes(target: Target) -> int:
-    """The memory that preprocessing processes have for themselves."""
+    """Return the memory that preprocessing processes have for themselves."""
     total = 0
     for role, process in target.roles():
         with contextlib.suppress(psutil.Error):
@@ -179,7 +179,7 @@ async def watch_steps(target: Target, seen: Seen) -> None:
 
 
 def cpu_s(target: Target) -> Mapping[str, float]:
-    """The CPU time of each process of a server so far, with children that have ended; by role and process id."""
+    """Return the CPU time of each process of a server so far, with children that have ended; by role and process id."""
     used = {f"victim {os.getpid()}": time.process_time()}
     for role, process in target.roles():
         with contextlib.suppress(psutil.Error):

@@ -1,6 +1,6 @@
 """The same parts as in a simulation, with modelled engines, over real sockets and by the real clock.
 
-`python -m tools.simulate.real_sockets --fit 40 --seed 41` prints one beside the other, with costs fitted on another
+`python -m tools.simulate.real_sockets --fit 40 --seed 41` prints one next to the other, with costs fitted on another
 seed.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m tools.simulate.scenarios [SEEDS]`: what balancing must keep to in a fleet of 100, beside the old rule.
+"""`python -m tools.simulate.scenarios [SEEDS]`: what balancing must keep to in a fleet of 100, next to the old rule.
 
 The workload is that of docs/operate/scale.md: conversations of about six turns, eight seconds apart, with images
 of one size.
@@ -46,7 +46,7 @@ def unjudged() -> Iterator[None]:
 
 
 def hole_share(seed: int, balance: type[Balance] = Balance, *, workers: int = WORKERS, seconds: float = 20.0) -> float:
-    """The share of all requests that a worker gets which fails each at once, from the second second on."""
+    """Return the share of all requests that a worker gets which fails each at once, from the second second on."""
     workload = Talks(Chats(size=_SIZE), Traffic(3.6 * workers, seconds))
     faults = [Broken(2.0, 7, 1e6)]
     figures = Decisions(Sizes(workers, workers), workload, seed=seed, faults=faults, balance=balance).run()
@@ -55,7 +55,7 @@ def hole_share(seed: int, balance: type[Balance] = Balance, *, workers: int = WO
 
 
 def joiner_requests(seed: int, balance: type[Balance] = Balance, *, workers: int = WORKERS) -> int:
-    """The requests that a worker gets in its first 100 ms, when the others have about 18 each."""
+    """Return the requests that a worker gets in its first 100 ms, when the others have about 18 each."""
     at_s = 14.0
     traffic = Traffic(3.0 * workers, at_s + 1.0, answer_tokens=300)
     fleet = Decisions(
@@ -68,7 +68,7 @@ def joiner_requests(seed: int, balance: type[Balance] = Balance, *, workers: int
 def encodes_per_item(
     seed: int, balance: type[Balance] = Balance, *, workers: int = WORKERS, rate: float = 2.0, seconds: float = 30.0
 ) -> float:
-    """How often an image is encoded, if encoder outputs are kept: what is left is due to where requests go.
+    """Return how often an image is encoded, if encoder outputs are kept: what is left is due to where requests go.
 
     It grows with the load, and with the time: conversations become longer, and one that moves takes all its images.
     """

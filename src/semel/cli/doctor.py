@@ -9,11 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from semel.cli.checks import Finding
+from semel.cli.checks.compatibility_row import check_compatibility
 from semel.cli.checks.embedding_store import check_embedding_store
 from semel.cli.checks.engine_flags import read_engine_flags
 from semel.cli.checks.host import Endpoint, check_ports, check_shared_memory, check_socket_folder
 from semel.cli.checks.model import check_model
-from semel.cli.checks.model_row import check_row
 from semel.cli.checks.sandbox import check_sandbox
 from semel.cli.checks.start import engine_findings
 from semel.embeddings.settings import EmbeddingStoreSettings
@@ -41,10 +41,10 @@ def examine(
         yield from check_embedding_store(store)
     if model is not None and installed_version():
         yield from engine_findings(model, read_engine_flags(flags))
-        yield from check_row(model)
+        yield from check_compatibility(model)
     elif model is not None:
         yield from check_model(model)
-        yield from check_row(model)
+        yield from check_compatibility(model)
     else:
         yield check_shared_memory()
 

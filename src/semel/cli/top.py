@@ -23,7 +23,7 @@ from rich.text import Text
 
 from semel.cli.error_line import print_error
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.telemetry.scrape import Scrape, quantile
 from semel.telemetry.stages import Stage
 

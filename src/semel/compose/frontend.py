@@ -25,11 +25,10 @@ from semel.frontend.budget import Budget
 from semel.key_files import ProcessKeys, process_keys
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.processing import Pool, find_folder
-from semel.processing.cores import usable_cores
 from semel.processing.folder import find_tokenizer
+from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.process import PoolProcess
-from semel.processing.pool.template import Template
 from semel.render import Pipeline, warm_up
 from semel.render.file_sources import FileSources
 from semel.settings import (
@@ -41,6 +40,7 @@ from semel.settings import (
     trace_collector,
 )
 from semel.shutdown import ShutdownSignal
+from semel.sizing import usable_cores
 from semel.store.store import open_store
 from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
@@ -81,8 +81,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
     from semel.frontend.middleware.authentication import PROBES
     from semel.frontend.middleware.concurrency import RequestLimiter
     from semel.frontend.service import FrontendState
-    from semel.web.host_check import allowed_hosts_at
-    from semel.web.root_path import RootPath
+    from semel.web.host_check import RootPath, allowed_hosts_at
     from semel.web.server import HttpServer
 
     serving = settings.serving
@@ -247,16 +246,16 @@ class _Parts:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
         found = find_folder(self.settings.model)  # what is no model is told at once
         async with contextlib.AsyncExitStack() as stack:
-            template = Template(found)
-            stack.push_async_callback(template.close)
-            preparing = self._prepare(stack, template)
+            fork_server = ForkServer(found)
+            stack.push_async_callback(fork_server.close)
+            preparing = self._prepare(stack, fork_server)
             contract = await _first_contract(fleet, service)
             rendering = contract.target.rendering
             check_trust(rendering, trust_remote_code=self.settings.serving.preprocessing.trust_remote_code)
             folder = await asyncio.to_thread(find_folder, self.settings.model, rendering)
             await asyncio.to_thread(find_tokenizer, folder, rendering)  # pool processes have no token of the hub
             service.suspend("the model's processor is being loaded")
-            pool = await self._start_pool(stack, folder, contract, template, await preparing)
+            pool = await self._start_pool(stack, folder, contract, fork_server, await preparing)
             service.watch_pool(lambda: pool.refusal)
             pipeline = self._pipeline(folder, rendering, pool, fleet, self._fetcher(stack), contract.max_tokens)
             service.suspend("the model's processor is being warmed up")
@@ -267,7 +266,7 @@ class _Parts:
             fleet.admit(partial(_mismatch, pool))
             await keep_serving(fleet, service, pipeline)
 
-    def _prepare(self, stack: contextlib.AsyncExitStack, template: Template) -> asyncio.Task[list[PoolProcess]]:
+    def _prepare(self, stack: contextlib.AsyncExitStack, fork_server: ForkServer) -> asyncio.Task[list[PoolProcess]]:
         """Processes that are started while the engine loads: what to load, a worker's contract tells."""
         stages = self.memory is not None
         max_memory_bytes = self.settings.serving.preprocessing.limits.max_memory_bytes
@@ -277,7 +276,7 @@ class _Parts:
         async def prepare() -> list[PoolProcess]:
             for _ in range(self.processes):  # what was started is ended, also if the next cannot start
                 spawning = PoolProcess.spawn(
-                    max_memory_bytes, template=template, stages=stages, in_background=True, probes=True
+                    max_memory_bytes, fork_server=fork_server, stages=stages, in_background=True, probes=True
                 )
                 prepared.append(await spawning)
             return prepared
@@ -291,7 +290,7 @@ class _Parts:
         stack: contextlib.AsyncExitStack,
         folder: Path,
         contract: Contract,
-        template: Template,
+        fork_server: ForkServer,
         prepared: list[PoolProcess],
     ) -> Pool:
         preprocessing = self.settings.serving.preprocessing
@@ -307,7 +306,7 @@ class _Parts:
             offers=OfferLimits(max_tokens=contract.max_tokens),
             processor=preprocessing.processor,
             prepared=ready,
-            template=template,
+            fork_server=fork_server,
             probes=True,
             requires_sandbox=preprocessing.require_sandbox,
         )

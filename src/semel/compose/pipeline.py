@@ -17,7 +17,7 @@ from semel.processing import Description, Pool
 from semel.processing.folder import find_tokenizer
 from semel.processing.probes import run_probes
 from semel.processing.processor import ProcessorKind, load_processor
-from semel.processing.vocabulary import EngineTokenizer, vocabulary_of
+from semel.processing.vocabulary import EngineTokenizer, to_vocabulary
 from semel.render import ChatRenderer, ChatTemplate, ContentFormat, Pipeline, ProcessItem, Tokenizer
 from semel.render.tokens.remote_tokenizer import Decode, Encode, RemoteTokenizer
 from semel.telemetry.request_context import current_tenant
@@ -52,7 +52,7 @@ def compose_pipeline(
         return await asyncio.get_running_loop().run_in_executor(executor, loaded.assemble, token_ids, items)
 
     tokenizer_folder = find_tokenizer(folder, target.rendering)
-    vocabulary = vocabulary_of(loaded.tokenizer, tokenizer_folder, loaded.placeholders.values())
+    vocabulary = to_vocabulary(loaded.tokenizer, tokenizer_folder, loaded.placeholders.values())
     described = Description.of(loaded, vocabulary, run_probes(loaded))
     engine_tokenizer = EngineTokenizer(loaded.tokenizer)
 

@@ -7,19 +7,125 @@ engine sees the feature (threats S9). It contains plain values only, so it can b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
+from blake3 import blake3
 from msgspec import UNSET, UnsetType
 
-from semel.core.answer_settings import AnswerSettings
 from semel.core.feature import Feature, Tensor
-from semel.core.media import Modality
-from semel.core.probes import Probes
-from semel.core.rendering import Rendering
+from semel.core.prompt import Modality
 from semel.errors import FeatureRejected
 
-__all__ = ["Contract", "Field", "Normalisation", "Target"]
+__all__ = ["PROBE_BYTES", "AnswerSettings", "Contract", "Field", "Normalisation", "Probes", "Rendering", "Target"]
+
+_NOT_OF_FEATURES: Final = frozenset(
+    {"code_revision", "config_format", "interleave_mm_strings", "revision", "tokenizer", "tokenizer_mode"}
+    | {"tokenizer_revision", "trust_remote_code"}
+)
+"""These change prompts only, or say which files count, whose contents a fingerprint covers by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """vLLM's flags of these names, with vLLM's defaults."""
+
+    tokenizer: str | None = None
+    """The folder or name of a tokenizer that is not the model's own."""
+
+    tokenizer_revision: str | None = None
+    tokenizer_mode: str = "auto"
+    revision: str | None = None
+    """Of the model on the hub: what the worker resolved it to."""
+
+    code_revision: str | None = None
+    trust_remote_code: bool = False
+    """Whether code of the model folder runs. A frontend has to be started with the flag too."""
+
+    config_format: str = "auto"
+    model_impl: str = "auto"
+    hf_overrides: Mapping[str, object] | None = None
+    media_io_kwargs: Mapping[str, Mapping[str, object]] | None = None
+    """How media are read, by modality: which frames of a video, for example."""
+
+    interleave_mm_strings: bool = False
+    """Whether items stay where they are between texts, if the chat template takes texts only."""
+
+    @property
+    def changed(self) -> Mapping[str, object]:
+        """The flags that are not at their defaults, by name."""
+        plain = Rendering()
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(plain, name)}
+
+    @property
+    def of_features(self) -> Mapping[str, object]:
+        """Those of them that change features, whatever the files hold."""
+        return {name: value for name, value in self.changed.items() if name not in _NOT_OF_FEATURES}
+
+
+PROBE_BYTES: Final = 4
+"""The bytes of one probe's hash."""
+
+_NO_VERSIONS: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """The results of all probes in one process: small media that every frontend and worker decodes when it starts.
+
+    Two processes with equal results make equal features, whatever patches of their libraries they run.
+    """
+
+    catalogue: str
+    """Which probes: a hash of their names and media."""
+
+    results: bytes
+    """The hashes of what came out, in the catalogue's order."""
+
+    versions: Mapping[str, str] = field(default_factory=lambda: _NO_VERSIONS, compare=False)
+    """Of the libraries, to be reported where results differ; equal results may have different ones."""
+
+    def __len__(self) -> int:
+        return len(self.results) // PROBE_BYTES
+
+    @property
+    def hash(self) -> str:
+        """Of all results together."""
+        return blake3(self.catalogue.encode() + b"\0" + self.results).hexdigest()
+
+    def first_difference(self, other: Probes) -> int | None:
+        """Return the number of the first probe of the same catalogue whose results differ."""
+        for start in range(0, max(len(self.results), len(other.results)), PROBE_BYTES):
+            part = slice(start, start + PROBE_BYTES)
+            if self.results[part] != other.results[part]:
+                return start // PROBE_BYTES
+        return None
+
+
+_NONE: Final[Mapping[str, object]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """Workers of one fleet have the same, or a client would get other answers from one of them."""
+
+    weights: str = ""
+    """A hash of the weights' headers, sizes, samples and revision, and how they are loaded and quantized."""
+
+    tool_call_parser: str | None = None
+    enable_auto_tool_choice: bool = False
+    tool_strict_level: str = "auto"
+    reasoning_parser: str | None = None
+    parser_plugins: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    """A hash of each plug-in's file, by the file's name."""
+
+    generation_config: Mapping[str, object] = field(default_factory=lambda: _NONE)
+    """The sampling parameters of a request that names none."""
+
+    chat_template: str = ""
+    """A hash of the chat template in the model folder."""
+
 
 Normalisation = Literal["processor", "engine"]
 """Where pixels are normalised: in the processor, which then sends floats, or in the engine, which receives uint8."""
@@ -53,7 +159,7 @@ class Field:
     """None matches any size: that dimension differs from item to item."""
 
     def admits(self, tensor: Tensor) -> bool:
-        """Whether a tensor has this dtype and shape."""
+        """Return whether a tensor has this dtype and shape."""
         return (
             tensor.dtype == self.dtype
             and len(tensor.shape) == len(self.shape)
@@ -61,7 +167,7 @@ class Field:
         )
 
     def has_form_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor has this dtype and as many dimensions."""
+        """Return whether a tensor has this dtype and as many dimensions."""
         return tensor.dtype == self.dtype and len(tensor.shape) == len(self.shape)
 
     def __str__(self) -> str:
@@ -126,9 +232,9 @@ class Contract:
                 f"the {feature.modality} feature has the tensors {sorted(feature.tensors)}, "
                 f"{self.model} takes {sorted(fields)}"
             )
-        for name, field in fields.items():
-            if not field.has_form_of(feature.tensors[name]):
-                raise FeatureRejected(f"{name} is {feature.tensors[name]!r}, {self.model} takes {field}")
+        for name, expected in fields.items():
+            if not expected.has_form_of(feature.tensors[name]):
+                raise FeatureRejected(f"{name} is {feature.tensors[name]!r}, {self.model} takes {expected}")
         if not feature.layout.num_embeds:
             raise FeatureRejected(f"the {feature.modality} feature has no embedding: {feature.layout!r}")
         if feature.layout.num_embeds > self.max_embeds:

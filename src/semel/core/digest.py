@@ -112,7 +112,7 @@ class Identity:
         self._shared = hash_parts((*shared, *tenant.parts), key)
 
     def digest(self, media: bytes) -> Digest:
-        """The digest of one item."""
+        """Return the digest of one item."""
         hasher = self._shared.copy()
         hasher.update(_length(media))
         hasher.update(media)
@@ -127,7 +127,7 @@ def frame(parts: Iterable[bytes | memoryview]) -> Iterable[bytes | memoryview]:
 
 
 def hash_parts(parts: Iterable[bytes | memoryview], key: Key | None = None) -> blake3:
-    """The hash of the framed parts, keyed if `key` is passed."""
+    """Return the hash of the framed parts, keyed if `key` is passed."""
     hasher = blake3() if key is None else blake3(key=key.secret)
     for piece in frame(parts):
         hasher.update(piece)
@@ -143,7 +143,7 @@ def digest(
     options: Mapping[str, object] | None = None,
     tenant: Tenant | None = None,
 ) -> Digest:
-    """The digest of one item.
+    """Return the digest of one item.
 
     `fingerprint` is the processor's (`semel.processing`), as a worker's contract states it. `options` are the request's
     `mm_processor_kwargs`, which must be JSON values. The order of their keys does not matter.

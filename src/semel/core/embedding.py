@@ -17,7 +17,7 @@ FORM_DTYPES: Final = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 
 
 
 def form_bytes(form: Form) -> int:
-    """What an output of this form takes; raises ValueError for what no output has."""
+    """Return what an output of this form takes; raises ValueError for what no output has."""
     rows, columns, dtype = form
     if min(rows, columns) < 1 or dtype not in FORM_DTYPES:
         raise ValueError(f"no encoder output has the form {form}")

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from msgspec import Struct
 
 from semel.core.layout import Layout
-from semel.core.media import Modality
+from semel.core.prompt import Modality
 
 __all__ = ["DTYPE_BYTES", "Feature", "FeatureInfo", "Origin", "Tensor"]
 
@@ -62,7 +62,7 @@ class Tensor:
 
 
 class Origin(Struct, frozen=True, array_like=True):
-    """What an item was made of, without its content: enough to compute the layout again.
+    """The source of an item, without its content: enough to compute the layout again.
 
     A struct, because it is sent as it is.
     """
@@ -114,7 +114,7 @@ class FeatureInfo(Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, feature: Feature) -> Self:
-        """The info of a feature."""
+        """Return the info of a feature."""
         return cls(feature.modality, feature.nbytes, feature.layout)
 
     def __repr__(self) -> str:

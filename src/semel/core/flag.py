@@ -1,6 +1,6 @@
 """Flags: each is declared once, on the field of the settings section that it fills.
 
-A section is a frozen dataclass beside its component. `flag` makes one of its fields a flag, with a default, bounds,
+A section is a frozen dataclass next to its component. `flag` makes one of its fields a flag, with a default, bounds,
 help and a group. A field whose type is a section contains that section's flags. The command line, `--help`, the
 reference page and the tests are generated from `flags_of`. Values only: this module uses no parser and no component.
 """
@@ -124,7 +124,7 @@ class Flag:
 
     @property
     def is_required(self) -> bool:
-        """Whether the command refuses to run without it."""
+        """Return whether the command refuses to run without it."""
         return self.default is REQUIRED
 
     @property
@@ -246,7 +246,7 @@ def section(kind: type[_T]) -> _T:
 
 
 def flags_of(kind: type) -> tuple[Flag, ...]:
-    """All flags of a section and its inner sections, in the order of their fields."""
+    """Return all flags of a section and its inner sections, in the order of their fields."""
     hints = get_type_hints(kind)
     found: list[Flag] = []
     for one in fields(kind):
@@ -259,7 +259,7 @@ def flags_of(kind: type) -> tuple[Flag, ...]:
 
 
 def fill(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    """A section with these flag values, by key; a flag without a value has its default."""
+    """Return a section with these flag values, by key; a flag without a value has its default."""
     tree: dict[str, Any] = {}
     for one in flags_of(kind):
         if one.key in values:
@@ -329,7 +329,7 @@ def _resolve(one: Field[Any], hint: Any) -> Flag:
 
 
 def _kind(hint: Any) -> tuple[type, tuple[str, ...], bool]:
-    """The type of one value, its choices, and whether the flag takes several values."""
+    """Return the type of one value, its choices, and whether the flag takes several values."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         (hint,) = [one for one in arguments if one is not type(None)]

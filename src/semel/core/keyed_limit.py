@@ -33,7 +33,7 @@ class Permit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the slot is released."""
+        """Return whether the slot is released."""
         return self._is_over
 
     @contextmanager
@@ -82,7 +82,7 @@ class KeyedLimit(Generic[_K]):
         self._lines: dict[_K, _Line] = {}
 
     def __getitem__(self, key: _K) -> int:
-        """The amount that a key has."""
+        """Return the amount that a key has."""
         line = self._lines.get(key)
         return 0 if line is None else line.amount
 

@@ -4,8 +4,8 @@ A keyring stores hashes of the keys, made with a random secret of its own. It ca
 does not depend on how close a key is to a valid one (threats S17).
 
 A key may be given to it hashed: `sha256:` and 64 hexadecimal digits. A slow hash is for passwords that people choose:
-it makes guessing them dear. An API key is random, 128 bits as the docs make it, and cannot be guessed at any speed; and
-whatever a hash costs, strangers could spend on the event loop, once for each wrong key that they send.
+it makes guessing them expensive. An API key is random, 128 bits as the docs make it, and cannot be guessed at any
+speed; and strangers could spend the cost of a hash on the event loop, once for each wrong key that they send.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
 
 
 def hash_key(key: str) -> str:
-    """The hashed form of a key, which a file of keys may have in its place."""
+    """Return the hashed form of a key, which a file of keys may have in its place."""
     return _HASHED + _sha256(key).hex()
 
 
 def is_key(text: str) -> bool:
-    """Whether a text can be a key: it fits into a header unchanged and is long enough not to be guessed."""
+    """Return whether a text can be a key: it fits into a header unchanged and is long enough not to be guessed."""
     return len(text) >= MIN_KEY_CHARS and is_sendable(text)
 
 
 def is_sendable(text: str) -> bool:
-    """Whether a text fits into a header unchanged."""
+    """Return whether a text fits into a header unchanged."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def is_hashed(text: str) -> bool:
-    """Whether a key is given in its hashed form."""
+    """Return whether a key is given in its hashed form."""
     return text.startswith(_HASHED)
 
 
@@ -64,7 +64,7 @@ class Keyring:
         return f"Keyring({len(self)} keys of {len(set(self._tenants.values()))} tenants)"
 
     def tenant(self, key: str) -> str | None:
-        """The name of the key's tenant; None for an unknown key."""
+        """Return the name of the key's tenant; None for an unknown key."""
         return self._tenants.get(self._index(_sha256(key)))
 
     def replace(self, other: Keyring) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise, repeat
 from operator import eq, ne
-from typing import Final, Self
+from typing import Final, Literal, Self
 
-from semel.core.prompt import Mask
+from semel.core.prompt import Item, Mask, Placeholder, Prompt, Timeline
 
-__all__ = ["TOKEN_BYTES", "Layout", "pack_token_ids", "unpack_token_ids"]
+__all__ = ["TOKEN_BYTES", "Assembly", "AssemblyKind", "Layout", "pack_token_ids", "unpack_token_ids"]
 
 TOKEN_BYTES: Final = 4
 _CACHED_MASKS: Final = 256
@@ -52,7 +53,7 @@ class Layout:
 
     @classmethod
     def of_runs(cls, token_runs: bytes, mask_runs: bytes | None = None, *, max_tokens: int) -> Self:
-        """The layout of runs that somebody sent; raises ValueError if they are broken or too many."""
+        """Return the layout of runs that somebody sent; raises ValueError if they are broken or too many."""
         numbers = unpack_token_ids(token_runs)
         tokens, counts = numbers[::2], numbers[1::2]
         lengths = [] if mask_runs is None else unpack_token_ids(mask_runs)
@@ -84,7 +85,7 @@ class Layout:
 
     @property
     def mask(self) -> Mask | None:
-        """Which positions take an embedding; None means all. Those asked for lately are one object."""
+        """Return which positions take an embedding; None means all. Those asked for lately are one object."""
         if self.mask_runs is None:
             return None
         return (_cached_mask if self._length <= _MAX_CACHED_TOKENS else _mask_of)(self.mask_runs)
@@ -117,18 +118,19 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_token_ids(token_ids: bytes) -> list[int]:
-    """The token ids in bytes; raises ValueError if they are not whole."""
+def unpack_token_ids(token_ids: bytes | memoryview) -> list[int]:
+    """Return the token ids in bytes; raises ValueError if they are not whole."""
     if len(token_ids) % TOKEN_BYTES:
         raise ValueError(f"{len(token_ids)} bytes are no int32 token ids")
-    packed = array("i", token_ids)
+    packed = array("i")
+    packed.frombytes(token_ids)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tolist()
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each value with how many times it repeats: 30 ns a value, where `itertools.groupby` takes 60."""
+    """Yield each value with how many times it repeats: 30 ns a value, where `itertools.groupby` takes 60."""
     changes = bytes(map(ne, values, values[1:]))
     starts = [0] if values else []
     at = changes.find(1)
@@ -176,3 +178,38 @@ def _merged_lengths(lengths: Sequence[int]) -> list[int]:
             merged.append(0)
         merged.append(length)
     return merged
+
+
+AssemblyKind = Literal["splice", "apply"]
+"""How the items of a modality enter a prompt.
+
+`splice`: an item's layout replaces one placeholder token, and nothing else changes. `apply`: the model has rules of its
+own, and its processor applies them: a placeholder of several tokens or none, or text that changes around an item.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The tokens of a prompt without its items, and the places of the items in them."""
+
+    token_ids: Sequence[int]
+    places: Sequence[tuple[int, int]]
+    """In the order of the prompt: which item of the request, and how many of the tokens stand before it."""
+
+    def prompt(self, items: Sequence[Item], layouts: Sequence[Layout]) -> Prompt:
+        """The prompt with the layout of each item at its place; raises ValueError if an item has none or several."""
+        if sorted(index for index, _ in self.places) != [*range(len(items))]:
+            raise ValueError(f"{len(items)} items have {len(self.places)} places")
+        token_ids: list[int] = []
+        placeholders: list[Placeholder] = []
+        copied = 0
+        for index, before in self.places:
+            if not copied <= before <= len(self.token_ids):
+                raise ValueError(f"item {index} is after {before} tokens: out of order, or behind the end")
+            layout = layouts[index]
+            token_ids += self.token_ids[copied:before]
+            placeholders.append(Placeholder(len(token_ids), len(layout), layout.mask))
+            token_ids += layout.token_ids
+            copied = before
+        token_ids += self.token_ids[copied:]
+        return Prompt(token_ids, Timeline.decoder(placeholders), tuple(items[index] for index, _ in self.places))

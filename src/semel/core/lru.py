@@ -46,25 +46,25 @@ class LruMap(Generic[_K, _V]):
         return key in self._values
 
     def __iter__(self) -> Iterator[_K]:
-        """The keys, least recently used first."""
+        """Return the keys, least recently used first."""
         return iter(self._values)
 
     def __repr__(self) -> str:
         return f"LruMap({len(self):,} entries, {self.weight:,} of {self.max_weight:,})"
 
     def items(self) -> ItemsView[_K, _V]:
-        """The keys and values, least recently used first."""
+        """Return the keys and values, least recently used first."""
         return self._values.items()
 
     def get(self, key: _K) -> _V | None:
-        """The value of a key, which becomes the most recently used."""
+        """Return the value of a key, which becomes the most recently used."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
         return value
 
     def peek(self, key: _K) -> _V | None:
-        """The value of a key, without changing the order."""
+        """Return the value of a key, without changing the order."""
         return self._values.get(key)
 
     def put(self, key: _K, value: _V) -> list[_K]:

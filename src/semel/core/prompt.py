@@ -10,19 +10,42 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final, Self, overload
+from typing import Final, Literal, Self, overload
 
 from semel.core.digest import Digest
-from semel.core.media import Modality
 
-__all__ = ["Item", "Mask", "Placeholder", "Prompt", "Timeline"]
+__all__ = ["Item", "Mask", "Media", "Modality", "Placeholder", "Prompt", "Timeline"]
+
+Modality = Literal["audio", "image", "video"]
+
+_SHOWN_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Media:
+    """The bytes of one image, clip or video as received, with the type that the request states."""
+
+    modality: Modality
+    data: bytes
+    mime: str | None = None
+    """The type that the sender states. Messages show it; decoding never trusts it."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it has in memory."""
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        mime = "unknown type" if self.mime is None else repr(self.mime[:_SHOWN_CHARS])  # a client's text, in a log line
+        return f"Media({self.modality}, {mime}, {len(self.data):,} bytes)"
+
 
 _NEVER: Final = 1 << 62  # past the end of any prompt
 _NEIGHBOURS: Final = 4  # average number of placeholders per mark of a timeline's table
 
 
 class Mask:
-    """Which positions of a placeholder take an embedding.
+    """The positions of a placeholder that take an embedding.
 
     Immutable, and shared by all placeholders of one layout. The running count is computed once per layout, no matter
     how often requests contain its item.
@@ -47,7 +70,7 @@ class Mask:
         return self._counts[-1]
 
     def embed_range(self, start: int, end: int) -> tuple[int, int]:
-        """The range of embeddings for positions `[start, end)`."""
+        """Return the range of embeddings for positions `[start, end)`."""
         return self._counts[start], self._counts[end]
 
     def __eq__(self, other: object) -> bool:
@@ -86,7 +109,7 @@ class Placeholder:
         return self.length if self.mask is None else self.mask.count
 
     def embed_range(self, start: int, end: int) -> tuple[int, int]:
-        """The range of embeddings for positions `[start, end)`, counted from the placeholder's offset."""
+        """Return the range of embeddings for positions `[start, end)`, counted from the placeholder's offset."""
         if not 0 <= start <= end <= self.length:
             raise ValueError(f"[{start}, {end}) is not a sub-range of {self!r}")
         return (start, end) if self.mask is None else self.mask.embed_range(start, end)
@@ -122,7 +145,7 @@ class Timeline(Sequence[Placeholder]):
 
     @classmethod
     def encoder(cls, placeholders: Iterable[Placeholder]) -> Self:
-        """The encoder side of an encoder-decoder prompt: every item is at offset 0 (A6).
+        """Return the encoder side of an encoder-decoder prompt: every item is at offset 0 (A6).
 
         The positions belong to the encoder, not the decoder. No decoder position is past a placeholder, so a window
         begins at index 0.
@@ -134,7 +157,7 @@ class Timeline(Sequence[Placeholder]):
         return cls(checked, [0] * len(checked), [_NEVER] * len(checked))
 
     def window(self, start: int, end: int) -> tuple[int, int]:
-        """The indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
+        """Return the indices `(lo, hi)` of the placeholders that overlap positions `[start, end)`, in O(log n) (A5)."""
         if start >= self._span:
             return len(self._ends), len(self._ends)
         if start < 0 or end < 0:  # before the prompt: a shift by marks would wrap around
@@ -157,7 +180,7 @@ class Timeline(Sequence[Placeholder]):
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the positions belong to the encoder, not the decoder (A6)."""
+        """Return whether the positions belong to the encoder, not the decoder (A6)."""
         return self._ends[:1] == [_NEVER]
 
     @property

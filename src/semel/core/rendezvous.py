@@ -12,12 +12,12 @@ __all__ = ["rank", "scores"]
 
 
 def rank(name: str, key: bytes) -> tuple[bytes, str]:
-    """How high a node stands for a key of at most 64 bytes: the highest has it."""
+    """Return how high a node stands for a key of at most 64 bytes: the highest has it."""
     return next(scores([name.encode()], key)), name
 
 
 def scores(names: Iterable[bytes], key: bytes) -> Iterator[bytes]:
-    """The same for many nodes, without the names, which decide between equal scores."""
+    """Yield the same for many nodes, without the names, which decide between equal scores."""
     keyed = blake2b(key=key, digest_size=8)
     for name in names:
         hasher = keyed.copy()

@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from semel.core.answer_parsing import AnswerParsing
 from semel.core.digest import Digest
 from semel.core.embedding import PrefetchedOutput
 from semel.core.feature import Feature
 from semel.core.prompt import Prompt
-from semel.core.trace import Trace
 
-__all__ = ["Output", "PromptLogprob", "Submission"]
+__all__ = ["AnswerParsing", "Output", "PromptLogprob", "Submission", "Trace"]
+
+
+class Trace(Struct, frozen=True, array_like=True):
+    """The parent span of the work that follows."""
+
+    parent: Annotated[str, Meta(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
+    """W3C's `traceparent`: the trace, the span, and whether they are recorded."""
+
+    state: Annotated[str, Meta(max_length=512)] = ""
+    """W3C's `tracestate`: data that other tracing systems pass along."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The trace as HTTP headers."""
+        return {"traceparent": self.parent} | ({"tracestate": self.state} if self.state else {})
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParsing:
+    """Settings for parsing the answer to a chat: the tool calls it may contain, and whether reasoning is separate."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] = "none"
+    """`none`, `auto`, `required`, or the one function to call."""
+
+    parallel_tool_calls: bool = True
+    past_tool_calls: int = 0
+    """Tool calls in the chat so far; some models continue the numbering of call ids."""
+
+    response_format: Mapping[str, Any] | None = None
+    include_reasoning: bool = True
+    reasoning_effort: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template; some of them turn reasoning on or off."""
+
+    stream: bool = False
+    """Whether the answer is parsed incrementally."""
+
 
 PromptLogprob = tuple[float, int | None, str | None]
 """The log probability of a token, its rank, and its text."""
@@ -54,7 +90,7 @@ class Submission:
 
 
 class Output(Struct, frozen=True):
-    """What the engine generated since the last output.
+    """The tokens that the engine generated since the last output.
 
     A struct, because there is one per token: creating it takes 0.4 µs, a dataclass takes 5.8.
     """

@@ -3,7 +3,7 @@
 A request goes elsewhere once, as long as nothing of its answer has been given out, and never because it takes long: its
 worker has failed it, or is lost. If the other worker answers it, the first one is at fault. If both fail, the request
 is: it counts against neither, or whoever has a request that engines fail on could have half of a fleet ejected. What an
-engine died of is another matter (`suspicion`).
+engine died of is another matter (`quarantine`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from semel.errors import FeatureRejected, NotReady, SemelError, ServiceError, WorkerLost
 from semel.fleet.ejection import Attempt, EjectionLimits, OutlierEjection
-from semel.fleet.suspicion import Content, EngineRun, Suspicion
+from semel.fleet.quarantine import Content, EngineRun, Quarantine
 from semel.telemetry import Meter, metrics
 
 __all__ = ["Failover", "FleetHealth", "is_worker_fault"]
@@ -32,7 +32,7 @@ def is_worker_fault(error: SemelError) -> bool:
 
 
 class FleetHealth(OutlierEjection):
-    """Outlier ejection with its log and metrics, and the suspicion against requests that engines died of."""
+    """Outlier ejection with its log and metrics, and the quarantine of requests that engines died of."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class FleetHealth(OutlierEjection):
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(limits, now=now)
-        self.suspicion = Suspicion(now=now)
+        self.quarantine = Quarantine(now=now)
         """Of requests that were under way when engines died."""
 
         self._meter = meter or Meter()
@@ -72,8 +72,8 @@ class Failover:
         self, health: FleetHealth, has_other: Callable[[str], bool], content: Content, *, is_whole: bool
     ) -> None:
         self._health = health
-        self._suspicion = health.suspicion
-        self._under_way = self._suspicion.enter(content)
+        self._quarantine = health.quarantine
+        self._under_way = self._quarantine.enter(content)
         self._saw_death = False
         """Whether an engine has died with it under way."""
 
@@ -88,19 +88,19 @@ class Failover:
         self._is_second = False
 
     @property
-    def must_be_alone(self) -> bool:
+    def needs_idle_worker(self) -> bool:
         """Whether it may have killed an engine, and has the next one to itself."""
         return self._saw_death
 
-    def may_have(self, worker: str) -> bool:
+    def may_retry_at(self, worker: str) -> bool:
         """Whether it can have a worker's engine to itself now; raises if it is refused meanwhile."""
-        self._suspicion.check_strikes(self._under_way)
-        return self._suspicion.may_have_alone(self._under_way, worker)
+        self._quarantine.check_strikes(self._under_way)
+        return self._quarantine.may_retry_isolated(self._under_way, worker)
 
     def begin(self, engine: EngineRun) -> None:
         """It goes to a worker's engine: the first, or the other."""
         worker = engine.worker
-        self._suspicion.submit(self._under_way, engine, alone=self.must_be_alone)
+        self._quarantine.submit(self._under_way, engine, isolated=self.needs_idle_worker)
         if self._attempt is not None and self._attempt is not self._suspect:
             self._health.cancel(self._attempt)
         self._is_second |= self._attempt is not None
@@ -124,12 +124,12 @@ class Failover:
 
     def on_output(self) -> None:
         """The first output has come: nothing is wrong with the request."""
-        self._suspicion.begin_answer(self._under_way)
+        self._quarantine.begin_answer(self._under_way)
         self._blame()
 
     def on_finish(self) -> None:
         """The answer is complete."""
-        self._suspicion.finish(self._under_way)
+        self._quarantine.finish(self._under_way)
         if self._attempt is not None:
             self._health.succeed(self._attempt)
 
@@ -137,7 +137,7 @@ class Failover:
         """The worker has given up, or is lost."""
         if isinstance(error, WorkerLost) and error.is_death:
             self._saw_death = True
-            self._suspicion.die(self._under_way)
+            self._quarantine.die(self._under_way)
         if self._attempt is None:
             return
         if not is_worker_fault(error):
@@ -162,7 +162,7 @@ class Failover:
 
     def settle(self) -> None:
         """There will be no more of it."""
-        self._suspicion.leave(self._under_way)
+        self._quarantine.leave(self._under_way)
         self._blame()
         if self._attempt is not None:
             self._health.cancel(self._attempt)

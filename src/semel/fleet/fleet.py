@@ -25,9 +25,9 @@ from semel.fleet.balance import Balance
 from semel.fleet.compatibility import Difference, RefusalReason, cell_difference, first_difference
 from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.pending import PendingRequests
+from semel.fleet.quarantine import IDLE_WORKER_TIMEOUT_S, Content, EngineRun
 from semel.fleet.ranking import numbers_in
 from semel.fleet.stream import RemoteStream
-from semel.fleet.suspicion import ALONE_S, Content, EngineRun
 from semel.fleet.worker import RemoteWorker
 from semel.ledger import Directory
 from semel.render import MakeFeature
@@ -37,7 +37,7 @@ __all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer", "TokenCounts"]
 ContractCheck = Callable[[Contract], Difference | None]
 """Says why a contract cannot be kept; None if it can."""
 
-_ALONE_LOOK_S: Final = 0.01
+_IDLE_WORKER_POLL_S: Final = 0.01
 _FOR_CLIENTS: Final = re.compile(r"[;:] (send the request|try) again.*")
 _REFUSED: Final = "the workers do not fit this frontend; its log says why"
 
@@ -331,7 +331,7 @@ class Fleet:
         Of a `BufferedAnswer` at any time. As long as it may be submitted again its media are held.
         """
         content = Content.of(submission)
-        await self._until_tried(content)
+        await self._wait_for_isolated_retry(content)
         while (successor := self._successors.get(worker)) is not None:
             worker = successor
         failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
@@ -357,8 +357,8 @@ class Fleet:
         self, lost: RemoteWorker, submission: Submission, make: MakeFeature, error: SemelError, failover: Failover
     ) -> tuple[RemoteWorker, RemoteStream]:
         """Submit to another worker than the one that was lost or failed, if there is one."""
-        await self._until_alone(lost, failover, error)
-        busy = [one for one in self._admitted if failover.must_be_alone and not failover.may_have(one.name)]
+        await self._wait_for_idle_worker(lost, failover, error)
+        busy = [one for one in self._admitted if failover.needs_idle_worker and not failover.may_retry_at(one.name)]
         if isinstance(error, WorkerLost) and lost in self._successors:
             busy.append(self._successors[lost])  # it is the same worker
         try:
@@ -370,25 +370,25 @@ class Fleet:
         failover.begin(EngineRun(other.name, other.sessions))
         return other, await other.submit(submission, make, watcher=failover)
 
-    async def _until_tried(self, content: Content) -> None:
+    async def _wait_for_isolated_retry(self, content: Content) -> None:
         """Wait while the same content is tried after an engine died, but not for ever: most often it is innocent."""
-        deadline = asyncio.get_running_loop().time() + ALONE_S
-        while self._health.suspicion.is_on_trial(content):
+        deadline = asyncio.get_running_loop().time() + IDLE_WORKER_TIMEOUT_S
+        while self._health.quarantine.has_isolated_retry(content):
             if asyncio.get_running_loop().time() > deadline:
                 return  # it is refused then
-            await asyncio.sleep(_ALONE_LOOK_S)
+            await asyncio.sleep(_IDLE_WORKER_POLL_S)
 
-    async def _until_alone(self, lost: RemoteWorker, failover: Failover, error: SemelError) -> None:
+    async def _wait_for_idle_worker(self, lost: RemoteWorker, failover: Failover, error: SemelError) -> None:
         """Wait until a request that may have killed an engine can have another one to itself, but not for ever."""
-        if not failover.must_be_alone:
+        if not failover.needs_idle_worker:
             return
-        deadline = asyncio.get_running_loop().time() + ALONE_S
+        deadline = asyncio.get_running_loop().time() + IDLE_WORKER_TIMEOUT_S
         while others := [worker for worker in self._admitted if worker is not lost]:
-            if any(failover.may_have(worker.name) for worker in others):
+            if any(failover.may_retry_at(worker.name) for worker in others):
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise error
-            await asyncio.sleep(_ALONE_LOOK_S)  # rare enough: only after an engine has died
+            await asyncio.sleep(_IDLE_WORKER_POLL_S)  # rare enough: only after an engine has died
 
     def load(self, worker: RemoteWorker) -> int:
         """Requests that a worker is answering or about to, and those that it has just failed."""

@@ -8,7 +8,7 @@ from semel.cache import Lender, SharedCache
 from semel.core import Digest, Feature
 from semel.errors import ProtocolError
 from semel.wire.messages import Lend
-from semel.wire.translation import lend_of
+from semel.wire.translation import to_lend
 from semel.wire.zmq import memory_path
 
 __all__ = ["Lending"]
@@ -53,4 +53,4 @@ class Lending:
         if self._lender is None or self._memory is None or (lying := self._memory.adopt(digest, feature)) is None:
             return None
         lease = self._lender.lend(digest)
-        return None if lease is None else lend_of(digest, lying, lease)  # its tensors may be in another order
+        return None if lease is None else to_lend(digest, lying, lease)  # its tensors may be in another order

@@ -17,7 +17,7 @@ from semel.fleet.backlog import AnswerRoom, Backlog
 from semel.fleet.failover import is_worker_fault
 from semel.render import MakeFeature
 from semel.wire.messages import Accepted, Delta, Failed
-from semel.wire.outputs import output_of
+from semel.wire.outputs import to_output
 
 __all__ = ["UNWATCHED", "RemoteStream", "Sender", "StreamWatcher", "lost"]
 
@@ -211,7 +211,7 @@ class RemoteStream:
         if not self._has_begun:
             self._make = None
             self._watcher.on_output()
-        self._outputs.append(output := output_of(delta))
+        self._outputs.append(output := to_output(delta))
         try:
             self._backlog.push(output, len(self._outputs))
         except SemelError as error:

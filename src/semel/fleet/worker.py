@@ -27,7 +27,7 @@ from semel.telemetry import CacheLookups, Meter, metrics
 from semel.wire.events import Closed, Event, Reset
 from semel.wire.keys import TransportKeys
 from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Resume, Status
-from semel.wire.translation import announcement_of, submit_of
+from semel.wire.translation import to_announcement, to_submit
 from semel.wire.zmq import Connected, FrontendLink, LinkSession
 
 __all__ = ["RemoteWorker"]
@@ -247,7 +247,7 @@ class RemoteWorker:
         self._unanswered.add(submission.request_id)
         self._on_load()
         try:
-            session.send(submit_of(submission, payloads))
+            session.send(to_submit(submission, payloads))
         except ProtocolError as error:  # the session is open, so it is the message
             raise InvalidRequest(f"the request does not fit into one message: {error}; send a smaller one") from error
         self._send_features(session, stream, {digest: stream.features[digest] for digest in payloads})
@@ -330,7 +330,7 @@ class RemoteWorker:
         self._become(connected.contract, "")
 
     def _take_status(self, status: Status) -> None:
-        self._ledger.announce(announcement_of(status))
+        self._ledger.announce(to_announcement(status))
         self.running = status.running + status.waiting
         self._others = max(0, self.running - len(self._unanswered))
         self._on_load()

@@ -1,4 +1,4 @@
-"""What kind of media a file is, by its first bytes. Pure.
+"""The modality of a file, by its first bytes. Pure.
 
 It decides only how a file that was uploaded is used in a chat. Decoding looks for itself, and trusts nothing of it.
 """
@@ -36,7 +36,7 @@ _AUDIO_BRANDS: Final = (b"M4A ", b"M4B ", b"F4A ")
 
 
 def modality_of(head: bytes) -> Modality | None:
-    """The modality of a file that begins so; None if it is none that can be decoded."""
+    """Return the modality of a file that begins so; None if it is none that can be decoded."""
     for prefix, modality in _PREFIXES:
         if head.startswith(prefix):
             return modality

@@ -1,4 +1,4 @@
-"""Where a request has media, and how one is named by an id. Pure: values in, values out.
+"""Dialects of requests: the media in them, and their ids. Pure: values in, values out.
 
 A dialect is one API: `ChatCompletions` and `Responses` are OpenAI's. What knows the shape of a request or an answer is
 in its dialect; the rest of the package knows digests and ids.
@@ -37,11 +37,11 @@ class Dialect(Protocol):
     """An API with media in its requests."""
 
     def takes(self, path: str) -> bool:
-        """Whether this is a path of the API."""
+        """Return whether this is a path of the API."""
         ...
 
     def digests(self, body: Body) -> tuple[bytes | None, ...]:
-        """The digests of all media of a request, in the order of the ids in an answer; None where bytes stay."""
+        """Return the digests of all media of a request, in the order of the ids in an answer; None where bytes stay."""
         ...
 
     def request(self, body: Body, ids: Sequence[str | None]) -> Body:
@@ -49,15 +49,15 @@ class Dialect(Protocol):
         ...
 
     def ids(self, answer: Body) -> list[str | None] | None:
-        """The ids in an answer, or in an event of a stream, if it has them."""
+        """Return the ids in an answer, or in an event of a stream, if it has them."""
         ...
 
     def is_end(self, event: Body) -> bool:
-        """Whether a stream is complete with this event, and not with `[DONE]`."""
+        """Return whether a stream is complete with this event, and not with `[DONE]`."""
         ...
 
     def answer(self, body: Body, answer: Body) -> Body | None:
-        """What a caller that sent `body` expects of an answer or an event: None of an event that is not for it."""
+        """Return an answer or event as a caller that sent `body` expects it: None for an event that is not for it."""
         ...
 
 
@@ -65,15 +65,15 @@ class ChatCompletions:
     """OpenAI's chat completions, with semel's `return_media_ids` and `file_id`."""
 
     def takes(self, path: str) -> bool:
-        """Whether this is a path of the API."""
+        """Return whether this is a path of the API."""
         return path.endswith("/chat/completions")
 
     def digests(self, body: Body) -> tuple[bytes | None, ...]:
-        """The digests of all media. Those with a `uuid` stay: their bytes are bound to that name."""
+        """Return the digests of all media. Those with a `uuid` stay: their bytes are bound to that name."""
         return _digests(body, _parts(body.get("messages"), "content"))
 
     def request(self, body: Body, ids: Sequence[str | None]) -> Body:
-        """The request that names media by ids and asks for ids. In a stream they are beside the usage."""
+        """Return the request that names media by ids and asks for ids. In a stream they come with the usage."""
         messages = _named(body["messages"], ids, _reference, "content")
         options: dict[str, Any] = {}
         if body.get("stream") and not _has_usage(body):
@@ -81,15 +81,15 @@ class ChatCompletions:
         return {**body, "messages": messages, "return_media_ids": True, **options}
 
     def ids(self, answer: Body) -> list[str | None] | None:
-        """The ids in an answer."""
+        """Return the ids in an answer."""
         return _ids(answer)
 
     def is_end(self, event: Body) -> bool:  # noqa: ARG002
-        """A stream ends with `[DONE]`."""
+        """Detect the end of a stream: `[DONE]`."""
         return False
 
     def answer(self, body: Body, answer: Body) -> Body | None:
-        """The answer without what `request` added."""
+        """Return the answer without what `request` added."""
         dropped = set() if body.get("return_media_ids") else {"media_ids"}
         if body.get("stream") and not _has_usage(body):
             if answer.get("usage") is not None and not answer.get("choices"):
@@ -102,28 +102,28 @@ class Responses:
     """OpenAI's Responses, with the same: parts are in messages and in what tools returned."""
 
     def takes(self, path: str) -> bool:
-        """Whether this is a path of the API."""
+        """Return whether this is a path of the API."""
         return path.endswith("/responses")
 
     def digests(self, body: Body) -> tuple[bytes | None, ...]:
-        """The digests of all media."""
+        """Return the digests of all media."""
         return _digests(body, _parts(body.get("input"), "content", "output"))
 
     def request(self, body: Body, ids: Sequence[str | None]) -> Body:
-        """The request that names media by ids and asks for ids."""
+        """Return the request that names media by ids and asks for ids."""
         items = _named(body["input"], ids, _input_reference, "content", "output")
         return {**body, "input": items, "return_media_ids": True}
 
     def ids(self, answer: Body) -> list[str | None] | None:
-        """The ids in an answer, or in the one that the last event of a stream has."""
+        """Return the ids in an answer, or in the one that the last event of a stream has."""
         return _ids(_response(answer))
 
     def is_end(self, event: Body) -> bool:
-        """A stream ends with the complete answer."""
+        """Detect the end of a stream: it is the complete answer."""
         return event.get("type") in ("response.completed", "response.incomplete")
 
     def answer(self, body: Body, answer: Body) -> Body | None:
-        """The answer without what `request` added."""
+        """Return the answer without what `request` added."""
         if body.get("return_media_ids") or "media_ids" not in (response := _response(answer)):
             return answer
         cleaned = {name: value for name, value in response.items() if name != "media_ids"}
@@ -135,7 +135,7 @@ RESPONSES: Final = Responses()
 
 
 def _response(answer: Body) -> Body:
-    """The answer itself, of an event that has it."""
+    """Return the answer itself, of an event that has it."""
     inner = answer.get("response")
     return inner if isinstance(inner, dict) else answer
 
@@ -146,7 +146,7 @@ def _ids(answer: Body) -> list[str | None] | None:
 
 
 def _parts(items: Any, *fields: str) -> Iterator[Any]:
-    """The parts in these fields of messages or items, in order."""
+    """Yield the parts in these fields of messages or items, in order."""
     for item in items if isinstance(items, list) else ():
         for field in fields:
             if isinstance(item, dict) and isinstance(item.get(field), list):
@@ -165,7 +165,7 @@ def _digests(body: Body, parts: Iterator[Any]) -> tuple[bytes | None, ...]:
 def _named(
     items: list[Any], ids: Sequence[str | None], reference: Callable[[str, Any, str], Any], *fields: str
 ) -> list[Any]:
-    """The messages or items with ids in the place of media, where there is one."""
+    """Return the messages or items with ids in the place of media, where there is one."""
     left = iter(ids)
 
     def named(part: Any) -> Any:
@@ -181,7 +181,7 @@ def _named(
 
 
 def _kind(part: Any) -> str | None:
-    """The type of a part, if it has media."""
+    """Return the type of a part, if it has media."""
     if not isinstance(part, dict):
         return None
     kind = part.get("type") or next((name for name in _TYPES_BY_FIELD if name in part), None)
@@ -189,7 +189,7 @@ def _kind(part: Any) -> str | None:
 
 
 def _content(kind: str, part: dict[str, Any]) -> tuple[str, str] | None:
-    """What a part sends inline, and its format if that is apart from it."""
+    """Return what a part sends inline, and its format if that is apart from it."""
     if part.get("uuid") is not None:
         return None
     name = _URL_FIELDS.get(kind, kind)
@@ -205,7 +205,7 @@ def _content(kind: str, part: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def _digest(*texts: str) -> bytes:
-    """A digest of texts in this order; no other texts have the same."""
+    """Return a digest of texts in this order; no other texts have the same."""
     state = blake3()
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
@@ -215,7 +215,7 @@ def _digest(*texts: str) -> bytes:
 
 
 def _reference(kind: str, part: dict[str, Any], media_id: str) -> dict[str, Any]:
-    """The part with an id in the place of its bytes."""
+    """Return the part with an id in the place of its bytes."""
     if kind == "input_audio":
         rest = {name: value for name, value in part.items() if name not in ("input_audio", "type")}
         return {"type": "audio_url", "audio_url": {"file_id": media_id}, **rest}
@@ -225,13 +225,13 @@ def _reference(kind: str, part: dict[str, Any], media_id: str) -> dict[str, Any]
 
 
 def _input_reference(kind: str, part: dict[str, Any], media_id: str) -> dict[str, Any]:
-    """The same in a Responses request, whose images have no object around a URL."""
+    """Return the same in a Responses request, whose images have no object around a URL."""
     if kind != "input_image":
         return _reference(kind, part, media_id)
     return {**{name: value for name, value in part.items() if name != "image_url"}, "file_id": media_id}
 
 
 def _has_usage(body: Body) -> bool:
-    """Whether the caller wants the usage in a stream."""
+    """Return whether the caller wants the usage in a stream."""
     options = body.get("stream_options")
     return isinstance(options, dict) and bool(options.get("include_usage") or options.get("continuous_usage_stats"))

@@ -45,7 +45,7 @@ class Exchange:
 
     @classmethod
     def of(cls, dialect: Dialect, memory: Memory, server: bytes, content: bytes) -> Self | None:
-        """The exchange of a request; None if it is to be left alone."""
+        """Return the exchange of a request; None if it is to be left alone."""
         if memory.returns_ids(server) is False:
             return None
         if (body := _object(content)) is None:
@@ -55,11 +55,11 @@ class Exchange:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the request is sent other than the caller wrote it."""
+        """Return whether the request is sent other than the caller wrote it."""
         return self._form != "unchanged"
 
     def content(self) -> bytes:
-        """What to send now."""
+        """Return what to send now."""
         if not self.is_changed:
             return self._content
         ids = self._ids if self._form == "reference" else {}
@@ -81,7 +81,7 @@ class Exchange:
         return False
 
     def accept(self) -> None:
-        """The request was answered as the caller wrote it: if it was refused otherwise, that was our doing."""
+        """Note that the request was answered as the caller wrote it: a refusal before that was our doing."""
         if self._was_refused:
             self._memory.forget(self._server, self._ids)
             self._memory.leave(self._server)
@@ -94,15 +94,15 @@ class Exchange:
         return True
 
     def leave(self) -> None:
-        """The answer is complete, and had no ids."""
+        """Note that the answer is complete, and had no ids."""
         self._memory.leave(self._server)
 
     def is_end(self, event: Body) -> bool:
-        """Whether a stream is complete with this event."""
+        """Return whether a stream is complete with this event."""
         return self._dialect.is_end(event)
 
     def visible(self, answer: Body) -> Body | None:
-        """What the caller sees of an answer or an event."""
+        """Return what the caller sees of an answer or an event."""
         return self._dialect.answer(self._body, answer)
 
     def read(self, content: bytes) -> bytes:
@@ -140,7 +140,7 @@ class EventReader:
         return bytes(seen)
 
     def end(self) -> bytes:
-        """The stream has ended; what is left of it."""
+        """End the stream; return what is left of it."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -183,6 +183,6 @@ def _encode(value: Body) -> bytes:
 
 
 def _code(answer: bytes) -> str:
-    """The code of an error in OpenAI's shape."""
+    """Return the code of an error in OpenAI's shape."""
     error = (_object(answer) or {}).get("error")
     return str(error.get("code")) if isinstance(error, Mapping) else ""

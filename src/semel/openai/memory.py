@@ -1,4 +1,4 @@
-"""What a client remembers of the servers that it has spoken to: ids by digest, and who returns ids. Bounded.
+"""A client's memory of servers: ids by digest, and which servers return ids. Bounded.
 
 It has no media and no keys, only their digests. Threads and event loops may share one.
 """
@@ -25,18 +25,18 @@ class Memory:
         self._lock = threading.Lock()
 
     def returns_ids(self, server: bytes) -> bool | None:
-        """Whether a server returns ids; None if it has not answered yet."""
+        """Return whether a server returns ids; None if it has not answered yet."""
         with self._lock:
             return self._returns_ids.get(server)
 
     def known(self, server: bytes, digests: Iterable[bytes | None]) -> dict[bytes, str]:
-        """The ids of these media at a server, as far as it has returned them."""
+        """Return the ids of these media at a server, as far as it has returned them."""
         with self._lock:
             found = {one: self._ids.get((server, one)) for one in digests if one is not None}
             return {digest: media_id for digest, media_id in found.items() if media_id is not None}
 
     def learn(self, server: bytes, digests: Sequence[bytes | None], ids: Sequence[str | None]) -> None:
-        """A server returned ids for the media of a request. If they are not as many, they mean something else."""
+        """Learn the ids that a server returned for a request's media; another number of ids is ignored."""
         with self._lock:
             self._returns_ids.put(server, True)
             if len(digests) == len(ids):
@@ -45,13 +45,13 @@ class Memory:
                         self._ids.put((server, digest), media_id)
 
     def leave(self, server: bytes) -> None:
-        """A server returned no ids. One that has done so before is not left for that."""
+        """Note that a server returned no ids. One that has returned some before is not left for that."""
         with self._lock:
             if self._returns_ids.peek(server) is None:
                 self._returns_ids.put(server, False)
 
     def forget(self, server: bytes, ids: Mapping[bytes, str]) -> None:
-        """A server does not know these ids any more. What another request has learned meanwhile stays."""
+        """Forget ids that a server does not know any more. Those that another request has learned meanwhile stay."""
         with self._lock:
             for digest, media_id in ids.items():
                 if self._ids.peek((server, digest)) == media_id:

@@ -35,7 +35,7 @@ def client(*, memory: Memory | None = None, library: ModuleType = httpx, **optio
 
 
 def async_client(*, memory: Memory | None = None, library: ModuleType = httpx, **options: Any) -> Any:
-    """An `httpx.AsyncClient` for `openai.AsyncOpenAI(http_client=…)`; the parameters are those of `client`."""
+    """Return an `httpx.AsyncClient` for `openai.AsyncOpenAI(http_client=…)`; the parameters are those of `client`."""
     return _wrap(library.AsyncClient(**{**_defaults(library), **options}), AsyncTransport, memory, library)
 
 
@@ -148,7 +148,7 @@ def _wrap(made: Any, kind: Any, memory: Memory | None, library: ModuleType) -> A
 
 
 def _defaults(library: ModuleType) -> dict[str, Any]:
-    """What `openai` and `anthropic` set for clients of their own."""
+    """Return what `openai` and `anthropic` set for clients of their own."""
     return {
         "timeout": library.Timeout(600, connect=5.0),
         "limits": library.Limits(max_connections=1_000, max_keepalive_connections=100),
@@ -157,7 +157,7 @@ def _defaults(library: ModuleType) -> dict[str, Any]:
 
 
 def _exchange(request: httpx.Request, memory: Memory, library: ModuleType) -> Exchange | None:
-    """The exchange of a request, if it is one to change. A body that is a stream is not read for it."""
+    """Return the exchange of a request, if it is one to change. A body that is a stream is not read for it."""
     dialect = next((one for one in _DIALECTS if one.takes(request.url.path)), None)
     if dialect is None or request.method != "POST" or "content-encoding" in request.headers or not _is(request, _JSON):
         return None
@@ -167,7 +167,7 @@ def _exchange(request: httpx.Request, memory: Memory, library: ModuleType) -> Ex
 
 
 def _server(request: httpx.Request) -> bytes:
-    """A digest of the address and the credentials: ids are good for both."""
+    """Return a digest of the address and the credentials: ids are good for both."""
     state = blake3(str(request.url).partition("?")[0].encode())
     for name in _CREDENTIALS:
         state.update(f"\n{name}: {request.headers.get(name, '')}".encode("utf-8", "surrogatepass"))
@@ -183,7 +183,7 @@ def _with_content(request: httpx.Request, exchange: Exchange) -> httpx.Request:
 
 
 def _form(response: httpx.Response, exchange: Exchange) -> Literal["events", "whole", "foreign"]:
-    """How the last response is read: a foreign one is passed on as it is. What was sent unchanged is accepted."""
+    """Read the last response: a foreign one is passed on as it is. A request that was sent unchanged is accepted."""
     if not response.is_success:
         return "foreign"
     if not exchange.is_changed:
@@ -199,7 +199,7 @@ def _is(message: httpx.Request | httpx.Response, kind: str) -> bool:
 
 
 def _complete(response: httpx.Response, content: bytes) -> httpx.Response:
-    """The response with a body that was read, and decompressed on the way."""
+    """Return the response with a body that was read, and decompressed on the way."""
     kind = type(response)
     headers = _headers(response)
     return kind(response.status_code, headers=headers, content=content, extensions=response.extensions)
@@ -211,14 +211,14 @@ def _streamed(response: httpx.Response, stream: Any) -> httpx.Response:
 
 
 def _headers(response: httpx.Response) -> list[tuple[bytes, bytes]]:
-    """The headers but those of a body that is not passed on as it came."""
+    """Return the headers but those of a body that is not passed on as it came."""
     changed = (b"content-length", b"content-encoding", b"transfer-encoding")
     return [(name, value) for name, value in response.headers.raw if name.lower() not in changed]
 
 
 @cache
 def _stream_classes(library: ModuleType) -> tuple[Any, Any]:
-    """The streams of events, sync and async, of the classes that the library's clients check for."""
+    """Return the streams of events, sync and async, of the classes that the library's clients check for."""
     if library is httpx:
         return _Events, _AsyncEvents
     made = type("Events", (library.SyncByteStream,), {**vars(_Events)})

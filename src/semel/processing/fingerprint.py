@@ -49,7 +49,7 @@ def fingerprint(
     within: Within | None = None,
     code: Mapping[str, bytes] | None = None,
 ) -> str:
-    """The fingerprint of an HF processor, run for a model's engine; its tokenizer decides the tokens of layouts.
+    """Return the fingerprint of an HF processor, run for a model's engine; its tokenizer decides the tokens of layouts.
 
     `within` is the engine's own processor, if that is what calls the HF processor; `code` are the files of the model
     folder that run, if any do.
@@ -86,7 +86,7 @@ def _tokenizer_hash(path: Path) -> object:
 
 
 def _settings(processor: Any) -> object:
-    """The whole config of a processor; an engine may have processors that keep none beside their parts'."""
+    """Return the whole config of a processor; an engine may have processors that keep none besides their parts'."""
     if hasattr(processor, "to_dict"):
         return processor.to_dict()
     parts: Mapping[str, Any] = {name: getattr(processor, name, None) for name in _PARTS}
@@ -94,7 +94,7 @@ def _settings(processor: Any) -> object:
 
 
 def _class_names(processor: Any) -> Mapping[str, str]:
-    """The classes of the processor and of its parts: the backend is one of them."""
+    """Return the classes of the processor and of its parts: the backend is one of them."""
     names = {"processor": type(processor).__qualname__}
     for attribute in _PARTS:
         if (part := getattr(processor, attribute, None)) is not None:
@@ -103,18 +103,18 @@ def _class_names(processor: Any) -> Mapping[str, str]:
 
 
 def _module_name(kind: type) -> str:
-    """The module of a class; of code from a model folder without that folder, which differs between machines."""
+    """Return the module of a class; of code from a model folder without that folder, which differs between machines."""
     name = kind.__module__
     return name.rpartition(".")[2] if name.startswith("transformers_modules.") else name
 
 
 def minor_version(version: str | None) -> str | None:
-    """The major and minor numbers of a version: 13.0 of 13.0.1, 2.13 of 2.13.0+cpu."""
+    """Return the major and minor numbers of a version: 13.0 of 13.0.1, 2.13 of 2.13.0+cpu."""
     return None if version is None else ".".join(version.partition("+")[0].split(".")[:2])
 
 
 def public_version(package: str) -> str | None:
-    """The version of a package without the name of its build; None if it is not installed."""
+    """Return the version of a package without the name of its build; None if it is not installed."""
     try:
         return version(package).partition("+")[0]
     except PackageNotFoundError:
@@ -122,7 +122,7 @@ def public_version(package: str) -> str | None:
 
 
 def _without_places(tree: Any) -> Any:
-    """A config without what says where it was loaded from or what saved it."""
+    """Return a config without what says where it was loaded from or what saved it."""
     if isinstance(tree, Mapping):
         return {key: _without_places(value) for key, value in tree.items() if key not in _PLACES}
     if isinstance(tree, (list, tuple)):

@@ -21,19 +21,19 @@ _AS_IT_IS: Final = Rendering()
 
 
 def find_folder(model: str, rendering: Rendering = _AS_IT_IS) -> Path:
-    """A model's folder: the path itself, or what the hub's client has of it or fetches (without the weights)."""
+    """Return a model's folder: the path itself, or what the hub's client has of it or fetches (without the weights)."""
     return _find(model, rendering.revision, with_code=rendering.trust_remote_code)
 
 
 def find_tokenizer(folder: Path, rendering: Rendering) -> Path:
-    """The folder of the tokenizer: the model's, unless the engine was started with another one."""
+    """Return the folder of the tokenizer: the model's, unless the engine was started with another one."""
     if rendering.tokenizer is None:
         return folder
     return _find(rendering.tokenizer, rendering.tokenizer_revision, with_code=rendering.trust_remote_code)
 
 
 def runs_code(folder: Path, rendering: Rendering) -> bool:
-    """Whether code of the model folder runs instead of transformers' own."""
+    """Return whether code of the model folder runs instead of transformers' own."""
     if not rendering.trust_remote_code:
         return False
     configs = (path.read_text(encoding="utf-8") for name in _CONFIGS if (path := folder / name).is_file())
@@ -41,7 +41,7 @@ def runs_code(folder: Path, rendering: Rendering) -> bool:
 
 
 def code_files(folder: Path) -> list[Path]:
-    """The code files of a model folder, in an order that is the same everywhere."""
+    """Return the code files of a model folder, in an order that is the same everywhere."""
     return sorted(folder.rglob(_CODE), key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -62,7 +62,7 @@ def _find(model: str, revision: str | None, *, with_code: bool) -> Path:
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """A model folder's `config.json`."""
+    """Return a model folder's `config.json`."""
     path = folder / "config.json"
     if not path.is_file() and (folder / "params.json").is_file():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Which `mm_processor_kwargs` a request may set.
+"""The `mm_processor_kwargs` that a request may set, and the origin of an item, which records them.
 
 They are keyword arguments of foreign code, some of which fetch URLs, open files, choose devices or pad to any length.
 So names are taken from a list, and values are numbers and switches within a bound (threats S1, S5, S15).
@@ -7,10 +7,12 @@ So names are taken from a list, and values are numbers and switches within a bou
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
+from semel.core import Modality, Origin
 from semel.errors import InvalidRequest
 
-__all__ = ["check_options"]
+__all__ = ["check_options", "to_origin"]
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str], *, max_value: int) -> None:
@@ -25,3 +27,15 @@ def check_options(options: Mapping[str, object], allowed: Collection[str], *, ma
                 raise InvalidRequest(
                     f"mm_processor_kwargs.{name}: must be a number up to {max_value:,}, or true or false"
                 )
+
+
+def to_origin(
+    modality: Modality, decoded: Any, options: Mapping[str, object], metadata: Mapping[str, Any] | None = None
+) -> Origin:
+    """Return the origin of an image of Pillow's, of samples, or of the frames of a video with their metadata."""
+    if modality == "image":
+        width, height = decoded.size
+        shape: tuple[int, ...] = (height, width)
+    else:
+        shape = tuple(decoded.shape[:3])
+    return Origin(shape, None if metadata is None else dict(metadata), dict(options) or None)

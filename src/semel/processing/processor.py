@@ -1,4 +1,4 @@
-"""What a processor is, the two kinds of it, and which of them a model gets.
+"""Processors: the protocol, the two kinds of it, and the choice between them.
 
 `hf` is the model's own HF processor, for the families that semel knows; `vllm` is the one that vLLM registers, for any
 model that vLLM knows. Their features may be equal, but nobody has proved it for every model: so each has a fingerprint
@@ -41,11 +41,11 @@ class Processor(Protocol):
 
     @property
     def placeholders(self) -> Mapping[Modality, str]:
-        """What stands for an item of a modality in the prompt's text: one token, where items are spliced."""
+        """Return what stands for an item of a modality in the prompt's text: one token, where items are spliced."""
 
     @property
     def assembly(self) -> Mapping[Modality, AssemblyKind]:
-        """How the items of each modality enter a prompt; empty for an encoder-decoder, whose prompts have none."""
+        """The way of each modality's items into a prompt; empty for an encoder-decoder, whose prompts have none."""
 
     @property
     def hf_processor(self) -> Any:
@@ -57,29 +57,29 @@ class Processor(Protocol):
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
-        """What the processor takes."""
+        """Return what the processor takes."""
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
+        """Return whether items go to an encoder's own prompt instead of taking positions in the decoder's."""
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
 
     def placeholder_text(self, modality: Modality) -> str:
-        """What stands in a prompt's text where the chat template has written a modality's placeholder token."""
+        """Return what stands in a prompt's text where the chat template has written a modality's placeholder token."""
 
     def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
-        """The prompt of a text with these items, in the order of the request, by the model's own rules."""
+        """Return the prompt of a text with these items, in the order of the request, by the model's own rules."""
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
-        """The feature of one item; `options` are the request's `mm_processor_kwargs`."""
+        """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
-        """The layout of the feature that `process` would make; media that `process` refuses are refused."""
+        """Return the layout of the feature that `process` would make; media that `process` refuses are refused."""
 
     def cut(self, media: Media) -> Pieces:
-        """A clip in pieces that the model's encoder takes, each of which can be processed."""
+        """Return a clip in pieces that the model's encoder takes, each of which can be processed."""
 
 
 def choose_processor(
@@ -104,7 +104,7 @@ def load_processor(kind: ProcessorKind, folder: Path, target: Target, limits: De
 
 
 def _needs_vllm(folder: Path, target: Target) -> list[str]:
-    """The engine's flags that only vLLM's own processor honours."""
+    """Return the engine's flags that only vLLM's own processor honours."""
     names = [*target.rendering.of_features]
     names += ["tokenizer"] if target.rendering.tokenizer is not None else []
     names += ["trust_remote_code"] if runs_code(folder, target.rendering) else []

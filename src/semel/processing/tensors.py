@@ -14,12 +14,12 @@ __all__ = ["from_torch", "is_out_of_memory", "to_torch"]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch has failed to allocate, which it says in no other way than by this text."""
+    """Return whether torch has failed to allocate, which it says in no other way than by this text."""
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def from_torch(tensor: torch.Tensor) -> Tensor:
-    """The same bytes as a tensor of ours; one that is not contiguous is made so, which copies."""
+    """Return the same bytes as a tensor of ours; one that is not contiguous is made so, which copies."""
     import torch
 
     dense = tensor.detach().contiguous()
@@ -28,7 +28,7 @@ def from_torch(tensor: torch.Tensor) -> Tensor:
 
 
 def to_torch(tensor: Tensor) -> torch.Tensor:
-    """The same bytes as a torch tensor. They must not be written to: features are immutable."""
+    """Return the same bytes as a torch tensor. They must not be written to: features are immutable."""
     import torch
 
     dtype: torch.dtype = getattr(torch, tensor.dtype)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["EngineTokenizer", "Vocabulary", "vocabulary_of"]
+__all__ = ["EngineTokenizer", "Vocabulary", "to_vocabulary"]
 
 _PROBES: Final = (
     "Hello, world! It's 12,345.67 m² – naïve Ünïcödé, 日本語テキスト, العربية, 🙂🏽👩‍👩‍👧.",
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a frontend knows by itself of a tokenizer that runs in the pool."""
+    """A frontend's own knowledge of a tokenizer that runs in the pool."""
 
     texts: tuple[str, ...]
     """The text of each token alone, by its id."""
@@ -46,7 +46,7 @@ class EngineTokenizer:
     raw: Any
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """The token ids of each text."""
+        """Return the token ids of each text."""
         return [[*self.raw.encode(text, add_special_tokens=add_special_tokens)] for text in texts]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -54,7 +54,7 @@ class EngineTokenizer:
         return str(self.raw.decode([*token_ids], skip_special_tokens=skip_special_tokens))
 
     def vocabulary(self, placeholders: Iterable[str] = ()) -> Vocabulary:
-        """All of its tokens; `placeholders` may be ordinary ones of them."""
+        """Return all of its tokens; `placeholders` may be ordinary ones of them."""
         known: Mapping[str, int] = self.raw.get_vocab()
         numbers = sorted(set(known.values()))
         texts = dict(zip(numbers, self.raw.batch_decode([[number] for number in numbers]), strict=True))
@@ -64,8 +64,8 @@ class EngineTokenizer:
         return Vocabulary(every, max(map(len, known)), {**self.raw.get_added_vocab(), **single})
 
 
-def vocabulary_of(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> Vocabulary | None:
-    """What a frontend needs to know if texts are tokenised in the pool; None if the folder's file does as well."""
+def to_vocabulary(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> Vocabulary | None:
+    """Return what a frontend needs if texts are tokenised in the pool; None if the folder's file does as well."""
     if raw is None:
         return None
     tokenizer = EngineTokenizer(raw)
@@ -78,7 +78,7 @@ def vocabulary_of(raw: Any, folder: Path, placeholders: Iterable[str] = ()) -> V
 
 
 def _agrees(tokenizer: EngineTokenizer, path: Path) -> bool:
-    """Whether the file gives the tokens of the engine's tokenizer, on some texts that are hard to get right."""
+    """Return whether the file gives the tokens of the engine's tokenizer, on some texts that are hard to get right."""
     import tokenizers
 
     try:

@@ -2,15 +2,13 @@
 
 from semel.render.chat.content_format import ContentFormat
 from semel.render.chat.messages import MESSAGE, Attachment, Conversation, Message, Part, Text, ToolReference
-from semel.render.chat.renderer import ChatRenderer
-from semel.render.chat.request import ChatRequest
+from semel.render.chat.renderer import ChatRenderer, ChatRequest
 from semel.render.chat.template import ChatTemplate
 from semel.render.chat.template_messages import Insertion
 from semel.render.inspector import Inspector
 from semel.render.media.draft import FeatureInfoOf, MakeFeature, ParsedRequest, ProcessItem, Rendered
-from semel.render.media.intent import Intent
 from semel.render.media.source import MediaUrl, Source, source_from
-from semel.render.media.source_fetch import Fetch, Spend
+from semel.render.media.source_fetch import Fetch, Intent, Spend
 from semel.render.pipeline import Lookups, Pipeline, check_chars
 from semel.render.tokens.expand import expand, expand_encoder
 from semel.render.tokens.tokenizer import Tokenizer

@@ -14,16 +14,16 @@ from typing import Final
 
 from blake3 import blake3
 
+from semel.aio import concurrently
 from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
 from semel.errors import InvalidRequest, UnknownMedia
 from semel.render.chat.messages import Attachment
-from semel.render.concurrency import concurrently
-from semel.render.inline import run
 from semel.render.media.draft import ReadFile
 from semel.render.media.names import MediaNames
 from semel.render.media.part_source import NO_FILES, Files, named_files
 from semel.render.media.source import MediaFile, MediaName
 from semel.render.media.source_fetch import Spend
+from semel.render.offload import run_if_heavy
 from semel.store import MediaStore, Pin
 from semel.store.names import file_id, parse_id
 
@@ -49,7 +49,7 @@ class FileSources:
     names: MediaNames = field(default_factory=MediaNames, repr=False)
 
     async def locate(self, messages: Sequence[object], tenant: Tenant) -> Files:
-        """The files that messages name, without those that the tenant does not have."""
+        """Return the files that messages name, without those that the tenant does not have."""
         if not (ids := named_files(messages)):
             return NO_FILES
         if len(ids) > _MAX_FILES:
@@ -88,7 +88,7 @@ class FileSources:
         *,
         lazily: bool,
     ) -> Sequence[Resolved]:
-        """The media of all sources; of files whose digests are known, only these, if `lazily`.
+        """Return the media of all sources; of files whose digests are known, only these, if `lazily`.
 
         A file that is named twice is read once.
         """
@@ -132,7 +132,7 @@ class FileSources:
             if content is None:
                 if (name is None and not all_of_them) or not isinstance(one, Media):
                     continue
-                hashed = await run(partial(_hash, one.data), light=len(one.data) <= _LARGE)
+                hashed = await run_if_heavy(partial(_hash, one.data), light=len(one.data) <= _LARGE)
                 content = file_id(hashed, tenant.name, key)
                 self.names.add_content(tenant, content, one.modality)
             if name is not None:
@@ -142,7 +142,7 @@ class FileSources:
         return ids
 
     async def read(self, tenant: Tenant, spend: Spend, pin: Pin, file: MediaFile) -> Media:
-        """The media of a file, whose bytes are spent first, and pinned while the store reads them."""
+        """Return the media of a file, whose bytes are spent first, and pinned while the store reads them."""
         found = None if self.store is None else await self.store.read(tenant.name, file.id, spend, pin)
         if found is None:
             raise UnknownMedia.of(file.where, "nobody has the media any more; send it again")
@@ -157,7 +157,7 @@ class FileSources:
         return MediaFile(source.modality, content, source.where)
 
     def _content_of(self, attachment: Attachment, tenant: Tenant) -> Digest | None:
-        """The content that an attachment names, if it does."""
+        """Return the content that an attachment names, if it does."""
         match attachment.source:
             case MediaFile(id=content):
                 return content
@@ -168,7 +168,7 @@ class FileSources:
 
 
 class _References:
-    """What contents are called in a tenant's memory: a digest over their id and all that an item's digest covers."""
+    """The names of contents in a tenant's memory: a digest over their id and all that an item's digest covers."""
 
     def __init__(self, identity_of: IdentityOf) -> None:
         self._identity_of = identity_of

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from semel.aio import concurrently
 from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
-from semel.render.concurrency import concurrently
 from semel.render.media.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
 from semel.render.media.source_fetch import Spend
 
@@ -60,7 +60,7 @@ class Inspector:
         return Rendered(prompt, {}, partial(self.make, draft))
 
     async def features(self, draft: ParsedRequest, *, max_bytes: int, spend: Spend = _free) -> Mapping[Digest, Feature]:
-        """The features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
+        """Return the features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
 
         `spend` is called with the size of each before it is stored; the size is known only after the feature is made.
         """

@@ -17,15 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
+from semel.aio import concurrently
 from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
-from semel.render.chat.renderer import ChatRenderer
-from semel.render.chat.request import ChatRequest, tokenize_chat
-from semel.render.concurrency import concurrently
+from semel.render.chat.renderer import ChatRenderer, ChatRequest, tokenize_chat
 from semel.render.file_sources import FileSources
-from semel.render.inline import is_cheap, run
 from semel.render.inspector import Inspector
 from semel.render.media.draft import (
     AssemblePrompt,
@@ -37,9 +35,9 @@ from semel.render.media.draft import (
     Rendered,
     nothing_known,
 )
-from semel.render.media.intent import Intent
 from semel.render.media.source import MediaFile, MediaName, Source
-from semel.render.media.source_fetch import Fetch, Spend, fetch_sources
+from semel.render.media.source_fetch import Fetch, Intent, Spend, fetch_sources
+from semel.render.offload import is_cheap, run_if_heavy
 from semel.render.tokens.expand import expand, expand_encoder
 from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.store import Pin, no_pin
@@ -151,7 +149,7 @@ class Pipeline:
         light = is_cheap(request.messages, request.tools, request.chat_template_kwargs)
         owner = tenant or Tenant()
         located = await self.files.locate(request.messages, owner)
-        conversation = await run(partial(Conversation.parse, request.messages, located), light=light)
+        conversation = await run_if_heavy(partial(Conversation.parse, request.messages, located), light=light)
         attachments, sources = conversation.attachments, conversation.sources
         places = [attachment.where for attachment in attachments]
         admit(sources, places)
@@ -167,7 +165,7 @@ class Pipeline:
             watch.lap("fetch")
         resolved = cast("Sequence[Media | MediaFile]", fetched)
         identify = partial(self._identify, resolved, request.mm_processor_kwargs, tenant)
-        items, media = await run(identify, light=light and fetched is sources)
+        items, media = await run_if_heavy(identify, light=light and fetched is sources)
         contents: Sequence[Digest] = ()
         if intent == "execute" and (request.return_media_ids or any(map(_is_named, attachments))):
             contents = await self.files.remember(
@@ -207,7 +205,7 @@ class Pipeline:
         return ParsedRequest((), {}, {}, assembling)
 
     def encode(self, text: str, *, add_special_tokens: bool = False, room: TextRoom = unlimited_room) -> list[int]:
-        """The tokens of a text, made in a `room`."""
+        """Return the tokens of a text, made in a `room`."""
         with room(len(text)):
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -294,7 +292,7 @@ class Pipeline:
             raise ServiceError(f"the assembled prompt cannot be read: {error}") from error
 
     async def _make(self, draft: ParsedRequest, digest: Digest) -> Feature:
-        """The feature of an item, cached or processed. That is decided without an await."""
+        """Return the feature of an item, cached or processed. That is decided without an await."""
         if (feature := self.cache.get(digest)) is not None:
             return feature
 
@@ -315,7 +313,7 @@ class Pipeline:
     def _identify(
         self, media: Sequence[Media | MediaFile], options: Mapping[str, object], tenant: Tenant | None
     ) -> tuple[tuple[Item, ...], Mapping[Digest, Media | MediaFile]]:
-        """The items in order, and the media of each distinct item."""
+        """Return the items in order, and the media of each distinct item."""
         identities: dict[Modality, Identity] = {}
         items: list[Item] = []
         distinct: dict[Digest, Media | MediaFile] = {}
@@ -365,7 +363,7 @@ def check_chars(count: int, limit: int) -> None:
 
 
 def _assemble_text(renderer: ChatRenderer, token_ids: Sequence[int]) -> Prompt:
-    """A prompt without items. A placeholder token in it is refused, because it has no item (S14)."""
+    """Return a prompt without items. A placeholder token in it is refused, because it has no item (S14)."""
     if token_ids and max(token_ids) >= (size := renderer.tokenizer.vocab_size):
         raise InvalidRequest.of("prompt", f"there is no token {max(token_ids):,}, the tokenizer has {size:,}")
     placeholders = renderer.placeholder_ids()

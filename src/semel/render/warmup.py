@@ -19,9 +19,9 @@ import pybase64
 from semel.cache import Flight, LayoutCache
 from semel.core import Media, Modality
 from semel.media.decode.warmup_media import SAMPLES
-from semel.render.chat.request import ChatRequest
+from semel.render.chat.renderer import ChatRequest
 from semel.render.media.draft import ParsedRequest
-from semel.render.media.intent import Intent
+from semel.render.media.source_fetch import Intent
 from semel.render.pipeline import Pipeline
 from semel.telemetry.stages import untimed
 
@@ -58,7 +58,7 @@ async def warm_up(
 
 
 def _unseen(pipeline: Pipeline) -> Pipeline:
-    """The pipeline over the same cache, without metrics, and without layouts of its own."""
+    """Return the pipeline over the same cache, without metrics, and without layouts of its own."""
     return replace(
         pipeline,
         lookups=lambda *_: None,

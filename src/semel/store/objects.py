@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from semel.core.keyed_limit import KeyedLimit
 from semel.errors import ConfigError, MediaStoreUnavailable
 from semel.store.protocol import FRONTEND, Payer
-from semel.telemetry.sampling import SampledLog
+from semel.telemetry.logs import SampledLog
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -42,8 +42,8 @@ from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.settings import MediaStoreSettings
 from semel.store.write_gate import WriteGate
 from semel.telemetry import metrics
+from semel.telemetry.logs import SampledLog
 from semel.telemetry.meter import Sample
-from semel.telemetry.sampling import SampledLog
 
 __all__ = ["REFRESH_S", "ObjectMediaStore", "open_store"]
 

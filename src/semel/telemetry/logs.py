@@ -14,7 +14,8 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -29,6 +30,7 @@ __all__ = [
     "JsonLines",
     "LogFormat",
     "QueuedLines",
+    "SampledLog",
     "TextLines",
     "is_json",
     "log_samples",
@@ -73,7 +75,7 @@ def log_to_stderr(
 
 
 def is_json() -> bool:
-    """Whether this process logs JSON."""
+    """Return whether this process logs JSON."""
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
@@ -114,16 +116,16 @@ class TextLines(logging.Formatter):
         super().__init__(text)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        """The first line."""
+        """Return the first line."""
         record.message = f"{_prefix(_request(record))}{_escape(record.message)}"
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is logging's
-        """The exception and its traceback, indented."""
+        """Return the exception and its traceback, indented."""
         return _indented(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the name is logging's
-        """The stack, indented."""
+        """Return the stack, indented."""
         return _indented(stack_info)
 
 
@@ -135,7 +137,7 @@ class JsonLines(logging.Formatter):
         self._cell = cell
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -158,7 +160,7 @@ class JsonLines(logging.Formatter):
 
 
 def _request(record: logging.LogRecord) -> RequestContext | None:
-    """The request that a line is about: the one that it names (`extra={"about": …}`), or the current one."""
+    """Return the request that a line is about: the one that it names (`extra={"about": …}`), or the current one."""
     about: RequestContext | None = getattr(record, "about", None)
     return about or current_request()
 
@@ -176,3 +178,28 @@ def _escape(text: str) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"    {_escape(line)}" for line in text.split("\n"))
+
+
+_EVERY_S: Final = 1.0
+
+
+class SampledLog:
+    """A kind of log line, at most one a second."""
+
+    def __init__(self, logger: logging.Logger, level: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._level = level
+        self._clock = clock
+        self._next_s = 0.0
+        self._left_out = 0
+
+    def log(self, message: str, *values: object, **options: object) -> None:
+        """Log the line, or count it."""
+        if (now_s := self._clock()) < self._next_s:
+            self._left_out += 1
+            return
+        self._next_s = now_s + _EVERY_S
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            message, values = message + " (and %d more like it)", (*values, left_out)
+        self._logger.log(self._level, message, *values, **options)  # type: ignore[arg-type]

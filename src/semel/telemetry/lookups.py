@@ -41,7 +41,7 @@ class CacheLookups:
         entry.hits += count * hit
 
     def samples(self) -> Iterator[Sample]:
-        """The counters. Those of tier `processor` also have vLLM's names, so that vLLM's dashboards work."""
+        """Yield the counters. Those of tier `processor` also have vLLM's names, so that vLLM's dashboards work."""
         for labels, entry in self._counts.items():
             yield metrics.MM_CACHE_QUERIES, entry.queries, labels
             yield metrics.MM_CACHE_HITS, entry.hits, labels
@@ -53,7 +53,7 @@ class CacheLookups:
             yield metrics.VLLM_MM_CACHE_HITS, sum(entry.hits for entry in of_model), (model,)
 
     def line(self) -> str | None:
-        """The hit rate of every tier since the last line; None without lookups."""
+        """Return the hit rate of every tier since the last line; None without lookups."""
         parts = []
         for tier in ("processor", "worker"):
             of_tier = [entry for (_, _, its), entry in self._counts.items() if its == tier]

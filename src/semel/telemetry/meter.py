@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from semel.telemetry.metric import Metric
+__all__ = ["Meter", "Metric", "Sample"]
 
-__all__ = ["Meter", "Sample"]
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that semel exports. The name of a counter ends in `_total`, and every name has its unit."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets."""
+
 
 Sample = tuple[Metric, float, tuple[str, ...]]
 """A metric, its value, and the values of its labels."""
@@ -66,11 +79,11 @@ class Meter:
         self._exported.append(_Prefixed(registry, prefix))
 
     def render(self) -> bytes:
-        """The meter's own metrics in the Prometheus text format."""
+        """Return the meter's own metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     async def scrape(self) -> bytes:
-        """All metrics, those of other registries included.
+        """Return all metrics, those of other registries included.
 
         What is watched is read on the event loop, where it changes. Other registries are safe to read from a thread,
         and may be large; scrapes that meet share one rendering of them.

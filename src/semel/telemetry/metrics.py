@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 
 # The encoder, from inside the engine core. `engine` is the engine core's rank.
 _ENGINE: Final = ("engine",)

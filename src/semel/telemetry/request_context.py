@@ -61,22 +61,22 @@ _CURRENT_REQUEST: Final[ContextVar[RequestContext | None]] = ContextVar("semel_r
 
 
 def current_request() -> RequestContext | None:
-    """The request that this task works for."""
+    """Return the request that this task works for."""
     return _CURRENT_REQUEST.get()
 
 
 def own_id() -> str:
-    """The id of the current request; a new id without one."""
+    """Return the id of the current request; a new id without one."""
     return uuid.uuid4().hex if (request := _CURRENT_REQUEST.get()) is None else request.request_id
 
 
 def current_span() -> Span:
-    """The span of the current request."""
+    """Return the span of the current request."""
     return INVALID_SPAN if (request := _CURRENT_REQUEST.get()) is None else request.span
 
 
 def current_tenant() -> str:
-    """The tenant of the current request; empty without one."""
+    """Return the tenant of the current request; empty without one."""
     return "" if (request := _CURRENT_REQUEST.get()) is None else request.tenant
 
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 
 __all__ = ["Scrape", "quantile"]
 
@@ -37,18 +37,18 @@ class Scrape:
         )
 
     def total(self, metric: Metric, **labels: str) -> float:
-        """The sum of all samples with these labels."""
+        """Return the sum of all samples with these labels."""
         return sum(value for _, value in self._of(metric.name, labels))
 
     def values(self, metric: Metric, label: str) -> dict[str, float]:
-        """The sum for each value of a label."""
+        """Return the sum for each value of a label."""
         sums: dict[str, float] = {}
         for found, value in self._of(metric.name, {}):
             sums[found[label]] = sums.get(found[label], 0.0) + value
         return sums
 
     def buckets(self, metric: Metric, **labels: str) -> dict[float, float]:
-        """The number of a histogram's values at or below each bound."""
+        """Return the number of a histogram's values at or below each bound."""
         counts: dict[float, float] = {}
         for found, value in self._of(f"{metric.name}_bucket", labels):
             bound = float(found["le"])
@@ -62,7 +62,7 @@ class Scrape:
 
 
 def quantile(q: float, before: Mapping[float, float], after: Mapping[float, float]) -> float | None:
-    """The quantile of the values that a histogram received between two scrapes; None without any.
+    """Return the quantile of the values that a histogram received between two scrapes; None without any.
 
     Values are assumed to be evenly distributed within a bucket, as in Prometheus; beyond the last bound, it is that
     bound.

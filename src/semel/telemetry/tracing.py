@@ -31,7 +31,7 @@ class Collector:
 
     @classmethod
     def of(cls, endpoint: str, protocol: str | None = None) -> Collector:
-        """The collector at a URL. The protocol is HTTP unless one is named or the URL begins with grpc://."""
+        """Return the collector at a URL. The protocol is HTTP unless one is named or the URL begins with grpc://."""
         url = urlsplit(endpoint)
         spoken = protocol or ("grpc" if url.scheme == "grpc" else "http/protobuf")
         if spoken not in ("grpc", "http/protobuf"):

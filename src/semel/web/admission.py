@@ -1,4 +1,4 @@
-"""Which connections a server takes, and which of them it closes for the sake of others (threats S25). Pure.
+"""Admission of connections, and eviction of some for the sake of others (threats S25). Pure.
 
 A connection has a place from the moment it is accepted, before a byte of it is read. While a connection is silent (no
 request has come yet) it can be closed for another: a client that means well sends its request at once. An idle one,
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Final
 
-__all__ = ["EXPENDABLE", "REASONS", "Admission", "Place", "Stage", "give_up_protection"]
+__all__ = ["EXPENDABLE", "REASONS", "Admission", "Place", "Stage", "mark_evictable"]
 
 EXPENDABLE: Final = "semel.expendable"
 """The extension of a request's scope with which an application says that its connection may be closed for another."""
@@ -28,7 +28,7 @@ idle, or in the reserve; no request, or no end of the handshake, in time.
 
 
 class Stage(Enum):
-    """What a connection does."""
+    """The state of a connection."""
 
     SILENT = "silent"
     """No request has come yet, or nothing but one without a valid key."""
@@ -61,15 +61,15 @@ class Place:
         """Closes the connection."""
 
     def enter(self, stage: Stage) -> None:
-        """The connection does something else from now on."""
+        """Change what the connection does from now on."""
         self._admission.move(self, stage)
 
     def release(self) -> None:
-        """The connection is gone. Any number of times."""
+        """Release the place of a connection that is gone. Any number of times."""
         self._admission.move(self, None)
 
     def give_up(self, reason: str) -> None:
-        """The connection is closed, for one of the `REASONS`."""
+        """Close the connection, for one of the `REASONS`."""
         if self.stage is not None:
             self._admission.closed[reason] += 1
             self.release()
@@ -86,8 +86,8 @@ class Admission:
         self.closed: Counter[str] = Counter()
         """How many connections got no place, or lost it, by one of the `REASONS`."""
 
-        self._crowds = {stage: _Crowd() for stage in EVICTABLE}
-        self._reserved = _Crowd()
+        self._evictable = {stage: _ConnectionsByAddress() for stage in EVICTABLE}
+        self._reserved = _ConnectionsByAddress()
         self._by_address: Counter[str] = Counter()
         """Connections by address, without the reserved ones."""
 
@@ -95,7 +95,7 @@ class Admission:
         self._busy = 0
 
     def __len__(self) -> int:
-        """How many connections there are, without the reserved ones."""
+        """Return how many connections there are, without the reserved ones."""
         return self._total
 
     def __repr__(self) -> str:
@@ -103,24 +103,24 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether another connection can only have the place of one that there is, or a reserved one."""
+        """Return whether another connection can only have the place of one that there is, or a reserved one."""
         return self._total >= self.max_connections
 
     def by_stage(self) -> Iterator[tuple[str, int]]:
-        """How many connections there are in each stage, and in the reserve."""
-        for stage, crowd in self._crowds.items():
-            yield stage.value, len(crowd)
+        """Yield how many connections there are in each stage, and in the reserve."""
+        for stage, connections in self._evictable.items():
+            yield stage.value, len(connections)
         yield Stage.BUSY.value, self._busy
         yield "reserved", len(self._reserved)
 
     def open(self, address: str, *, is_proxy: bool = False) -> Place:
-        """A place for a new connection from this address. It may cost another connection its place.
+        """Return a place for a new connection from this address. It may cost another connection its place.
 
         A proxy has connections of many clients: it has no limit of its own.
         """
         count = self._by_address[address]
         if self.max_per_address and count >= self.max_per_address and not is_proxy:
-            reason, victim = "address", self._crowds[Stage.SILENT].oldest_of(address)
+            reason, victim = "address", self._evictable[Stage.SILENT].oldest_of(address)
         elif self.is_full:
             reason, victim = "full", self._victim(address, count)
         else:
@@ -144,11 +144,11 @@ class Admission:
                 if not self._by_address[place.address]:
                     del self._by_address[place.address]
         else:
-            self._stand(place)
+            self._insert(place)
 
     def _victim(self, address: str, count: int) -> Place | None:
-        """The connection that is closed for one more from this address, which has `count`."""
-        silent, idle = self._crowds[Stage.SILENT], self._crowds[Stage.IDLE]
+        """Return the connection that is closed for one more from this address, which has `count`."""
+        silent, idle = self._evictable[Stage.SILENT], self._evictable[Stage.IDLE]
         found = silent.oldest_of_largest()
         if found is not None and (found.address == address or self._by_address[found.address] > count):
             return found
@@ -176,16 +176,16 @@ class Admission:
     def _add(self, place: Place) -> Place:
         self._total += 1
         self._by_address[place.address] += 1
-        self._stand(place)
+        self._insert(place)
         return place
 
-    def _stand(self, place: Place) -> None:
+    def _insert(self, place: Place) -> None:
         if place.is_reserved:
             self._reserved.add(place)
         elif place.stage is Stage.BUSY:
             self._busy += 1
         elif place.stage is not None:
-            self._crowds[place.stage].add(place)
+            self._evictable[place.stage].add(place)
 
     def _leave(self, place: Place) -> None:
         if place.is_reserved:
@@ -193,16 +193,16 @@ class Admission:
         elif place.stage is Stage.BUSY:
             self._busy -= 1
         elif place.stage is not None:
-            self._crowds[place.stage].remove(place)
+            self._evictable[place.stage].remove(place)
 
 
-def give_up_protection(scope: Mapping[str, Any]) -> None:
+def mark_evictable(scope: Mapping[str, Any]) -> None:
     """Let the connection of a request be closed for another, also while it is answered: its client has no valid key."""
     if (extension := scope.get("extensions", {}).get(EXPENDABLE)) is not None:
         extension["give_up"]()
 
 
-class _Crowd:
+class _ConnectionsByAddress:
     """Places by address, and the addresses by how many they have."""
 
     def __init__(self) -> None:
@@ -217,14 +217,14 @@ class _Crowd:
         return self._total
 
     def add(self, place: Place) -> None:
-        """One more, as the youngest of its address."""
+        """Add a place, as the youngest of its address."""
         places = self._places.setdefault(place.address, {})
         places[place] = None
         self._total += 1
         self._resize(place.address, len(places) - 1, len(places))
 
     def remove(self, place: Place) -> None:
-        """One less."""
+        """Remove a place."""
         places = self._places[place.address]
         del places[place]
         self._total -= 1
@@ -233,7 +233,7 @@ class _Crowd:
             del self._places[place.address]
 
     def oldest_of(self, address: str) -> Place | None:
-        """The oldest place of an address."""
+        """Return the oldest place of an address."""
         return next(iter(self._places.get(address, ())), None)
 
     def oldest_of_largest(self) -> Place | None:

@@ -218,7 +218,7 @@ class Connection(HttpToolsProtocol):
         self._close()
 
     def _may_begin(self) -> bool:
-        """Whether the request whose head has come is answered; else it is refused here."""
+        """Return whether the request whose head has come is answered; else it is refused here."""
         is_probe = self.url.partition(b"?")[0].decode("latin-1") in self._probes
         if self._place.is_reserved and not is_probe:
             self._refuse(
@@ -228,13 +228,13 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= self._limits.pipelined:
             self._refuse(InvalidRequest(f"over {self._limits.pipelined} requests were sent ahead of their responses"))
             return False
-        # Whoever has only asked whether we are well can be closed for another, once that is answered.
+        # A client that has only asked for our health can be closed for another, once that is answered.
         self._rest = Stage.SILENT if is_probe else Stage.IDLE
         self._place.enter(Stage.BUSY)
-        self.scope["extensions"] = {EXPENDABLE: {"give_up": self._give_up_protection}}
+        self.scope["extensions"] = {EXPENDABLE: {"give_up": self._mark_evictable}}
         return True
 
-    def _give_up_protection(self) -> None:
+    def _mark_evictable(self) -> None:
         self._rest = Stage.SILENT
         self._place.enter(Stage.SILENT)
 

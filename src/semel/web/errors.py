@@ -58,7 +58,7 @@ class ErrorShape(Protocol):
     """Makes the body of an error in the shape of one API."""
 
     def __call__(self, message: str, *, code: str, status: int, param: str | None = None) -> Mapping[str, Any]:
-        """The body."""
+        """Return the body."""
         ...
 
 
@@ -69,7 +69,7 @@ def error_body(message: str, *, code: str, status: int, param: str | None = None
 
 
 def public_error(error: SemelError, *, process: str = "frontend") -> RequestError | ServiceError:
-    """The error that a client of this process may read. Records its code in the request's span."""
+    """Return the error that a client of this process may read. Records its code in the request's span."""
     if not isinstance(error, RequestError | ServiceError):
         logger.error("an internal error reached a client: %r", error)
         error = ServiceError(f"internal error; the {process}'s log says more")
@@ -78,7 +78,7 @@ def public_error(error: SemelError, *, process: str = "frontend") -> RequestErro
 
 
 def public_error_body(error: SemelError, shape: ErrorShape = error_body) -> Mapping[str, Any]:
-    """The body of the error that a client may read."""
+    """Return the body of the error that a client may read."""
     return _body(public_error(error), shape)
 
 
@@ -89,7 +89,7 @@ def error_response(
     scatter: Callable[[], float] = random.random,
     shape: ErrorShape = error_body,
 ) -> Response:
-    """The response to a request that ended with an error. `scatter` draws from 0 to 1, for `Retry-After`."""
+    """Return the response to a request that ended with an error. `scatter` draws from 0 to 1, for `Retry-After`."""
     public = public_error(error, process=process)
     return json_response(_body(public, shape), public.status, _headers(public, scatter))
 
@@ -97,7 +97,7 @@ def error_response(
 def http_error_response(
     error: HTTPException, *, code: str = "invalid_request", shape: ErrorShape = error_body
 ) -> Response:
-    """The response to a request that no route takes, or that a route refuses with a status."""
+    """Return the response to a request that no route takes, or that a route refuses with a status."""
     body = shape(str(error.detail), code=code, status=error.status_code)
     return json_response(body, error.status_code, error.headers)
 
@@ -108,7 +108,7 @@ def _body(error: RequestError | ServiceError, shape: ErrorShape) -> Mapping[str,
 
 
 def _headers(error: RequestError | ServiceError, scatter: Callable[[], float]) -> Mapping[str, str] | None:
-    """What tells a client how the same request may be answered, if it may."""
+    """Return what tells a client how the same request may be answered, if it may."""
     if isinstance(error, UnsupportedEncoding):
         return {"Accept-Encoding": error.accepted}
     if error.status not in RETRIED or not isinstance(error, ServiceError):

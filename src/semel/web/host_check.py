@@ -17,13 +17,13 @@ from semel.errors import ForeignOrigin, MisdirectedRequest, SemelError
 from semel.web.errors import error_response
 from semel.web.peers import is_loopback
 
-__all__ = ["HostCheck", "allowed_hosts_at", "is_allowed_host"]
+__all__ = ["HostCheck", "RootPath", "allowed_hosts_at", "is_allowed_host"]
 
 LOCAL: Final = "localhost"
 
 
 def allowed_hosts_at(host: str, names: Sequence[str], *, has_keys: bool) -> tuple[str, ...]:
-    """The hosts that requests to a server at `host` may name, besides this machine's own; empty if any may.
+    """Return the hosts that requests to a server at `host` may name, besides this machine's own; empty if any may.
 
     No web page has an API key: with keys, and without names, nothing is checked.
     """
@@ -33,7 +33,7 @@ def allowed_hosts_at(host: str, names: Sequence[str], *, has_keys: bool) -> tupl
 
 
 def is_allowed_host(header: str, allowed: Sequence[str]) -> bool:
-    """Whether a `Host` header names this machine, or one of these hosts. `.example.com` stands for all below it."""
+    """Return whether a `Host` header names this machine or one of these hosts; `.example.com` means all below it."""
     host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() and not header.endswith("]") else header
     host = host.strip("[]").lower().rstrip(".")
     if host in allowed or is_loopback(host) or host.endswith(f".{LOCAL}"):
@@ -91,3 +91,18 @@ class HostCheck:
 
 def _values(scope: Scope, header: bytes) -> list[str]:
     return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
+
+
+class RootPath:
+    """Takes a prefix off the path of every request that has it, before anything else looks at the path."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = f"/{prefix.strip('/')}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
+            scope = {**scope, "path": scope["path"][len(self._prefix) :]}
+            scope.pop("raw_path", None)  # it has the prefix, escaped in the client's own way
+        await self._app(scope, receive, send)

@@ -11,7 +11,7 @@ __all__ = ["ConnectionLimits"]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections there may be, how long one may be idle or without progress, and the sizes of a head."""
+    """Limits of connections: their number, the time without progress, and the sizes of a head."""
 
     max_connections: int = flag(
         8_192,

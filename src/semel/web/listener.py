@@ -45,7 +45,7 @@ NewConnection = Callable[[Place], asyncio.Protocol]
 
 
 def admission_of(limits: ConnectionLimits) -> Admission:
-    """The admission of a server with these limits, in a process with as many open files as it has now."""
+    """Return the admission of a server with these limits, in a process with as many open files as it has now."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = limits.max_connections
     if files != resource.RLIM_INFINITY and files - _OWN_FILES < most:

@@ -1,7 +1,7 @@
 """Forms with files (`multipart/form-data`), parsed from a body that is in memory, or piece by piece as it comes.
 
 The number of parts and the length of fields and part headers are bounded here. The limit of the body bounds the files,
-and `max_file_bytes` each of them (threats S4, S18). Whoever passes a piece has charged it to an account. Nothing is
+and `max_file_bytes` each of them (threats S4, S18). The caller has charged a piece to an account. Nothing is
 written to disk, and the names of files are names, not paths. No I/O.
 """
 
@@ -94,7 +94,7 @@ class FormReader:
             raise InvalidRequest(_NO_FORM) from None
 
     def finish(self) -> Form:
-        """The form, if all of it has come."""
+        """Return the form, if all of it has come."""
         try:
             self._parser.finalize()
         except FormParserError:
@@ -181,7 +181,7 @@ class _Reading:
 
 
 def _options(header: bytes, name: str) -> tuple[bytes, dict[bytes, bytes]]:
-    """A header's value and its options."""
+    """Return a header's value and its options."""
     if len(header) > _MAX_OPTIONS_BYTES or header.count(b";") > _MAX_OPTIONS:
         raise InvalidRequest(
             f"{name} has more than {_MAX_OPTIONS_BYTES:,} bytes or {_MAX_OPTIONS} semicolons: send a shorter one"

@@ -56,14 +56,14 @@ _CHALLENGE: Final = {"description": "How to authenticate.", "schema": {"const": 
 
 @cache  # most of what making an application takes
 def shape(*kinds: Any) -> Schema:
-    """The schema of a JSON value of one of these types."""
+    """Return the schema of a JSON value of one of these types."""
     references, components = msgspec.json.schema_components(kinds, ref_template=_REF, schema_hook=_anything)
     closed = {name: _closed(schema) for name, schema in components.items()}
     return {**(references[0] if len(references) == 1 else {"anyOf": list(references)}), "$defs": closed}
 
 
 def events_of(*kinds: Any) -> Schema:
-    """The schema of one event of a stream: one of these types, or an error, in JSON; and the end marker."""
+    """Return the schema of one event of a stream: one of these types, or an error, in JSON; and the end marker."""
     part = shape(*kinds, ErrorBody)
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": part["anyOf"]}}
     properties = {"data": {"anyOf": [{"const": "[DONE]"}, data]}}
@@ -71,7 +71,7 @@ def events_of(*kinds: Any) -> Schema:
 
 
 def named_events_of(*kinds: Any) -> Schema:
-    """The schema of one event of a stream whose events have names: one of these types in JSON."""
+    """Return the schema of one event of a stream whose events have names: one of these types in JSON."""
     part = shape(*kinds)
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": part["anyOf"]}}
     properties = {"event": {"enum": [kind.__struct_config__.tag for kind in kinds]}, "data": data}
@@ -79,13 +79,13 @@ def named_events_of(*kinds: Any) -> Schema:
 
 
 def answer(description: str, content: Mapping[str, Schema]) -> Mapping[str, Any]:
-    """A response with one of these contents, by media type."""
+    """Return a response with one of these contents, by media type."""
     part = {kind: {"itemSchema" if kind == EVENTS else "schema": schema} for kind, schema in content.items()}
     return {"description": description, "content": part} if part else {"description": description}
 
 
 def refusals(statuses: Iterable[int], family: str = "") -> dict[str, Mapping[str, Any]]:
-    """The responses with these error statuses, in the shape that a family of routes has for them."""
+    """Return the responses with these error statuses, in the shape that a family of routes has for them."""
     return {str(status): {"$ref": f"#/components/responses/{family}Error{status}"} for status in sorted(statuses)}
 
 
@@ -106,7 +106,7 @@ def document(
     key: str | None,
     families: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document of an application. `key` describes the key that some of its operations need.
+    """Return the document of an application. `key` describes the key that some of its operations need.
 
     `families` has, by its name, the type of the errors of a family of routes that has a shape of its own.
     """
@@ -155,7 +155,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _hoisted(value: Any, schemas: dict[str, Any]) -> Any:
-    """The same value without `$defs`, which are moved to `schemas`. One name must not have two meanings."""
+    """Return the same value without `$defs`, which are moved to `schemas`. One name must not have two meanings."""
     if isinstance(value, Mapping):
         for name, schema in value.get("$defs", {}).items():
             plain = _hoisted(schema, schemas)

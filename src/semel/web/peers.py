@@ -49,13 +49,13 @@ class PeerSettings:
 
 
 def plain_address(text: str) -> str:
-    """An address as text: an IPv4 address that came over an IPv6 socket is shown as what it is."""
+    """Return an address as text: an IPv4 address that came over an IPv6 socket is shown as what it is."""
     address = _parse(text)
     return text if address is None else str(address)
 
 
 def network_of(text: str) -> str:
-    """What counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
+    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
     address = _parse(text)
     if address is None:
         return UNKNOWN
@@ -65,7 +65,7 @@ def network_of(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens at a host."""
+    """Return whether only this machine reaches what listens at a host."""
     address = _parse(host)
     return host == "localhost" if address is None else address.is_loopback
 

@@ -19,11 +19,11 @@ class Readiness(TypedDict):
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response in JSON."""
+    """Return a response in JSON."""
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 def readiness_response(reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a probe; without a reason against it, requests are served."""
+    """Return the answer to a probe; without a reason against it, requests are served."""
     body: Readiness = {"ready": not reason, "reason": reason or None}
     return json_response(body, 503 if reason else 200, headers)

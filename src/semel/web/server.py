@@ -86,7 +86,7 @@ class HttpServer:
         self._listener.tls = tls
 
     def samples(self) -> Iterator[Sample]:
-        """The metrics of its connections."""
+        """Yield the metrics of its connections."""
         for state, count in self._admission.by_stage():
             yield metrics.CONNECTIONS, count, (state,)
         yield metrics.CONNECTIONS_LIMIT, self._admission.max_connections, ()
@@ -127,7 +127,7 @@ class HttpServer:
 
 
 def operator_routes(meter: Meter, reason: Callable[[], str]) -> list[Route]:
-    """The routes for liveness, readiness (with the reason against it) and metrics."""
+    """Return the routes for liveness, readiness (with the reason against it) and metrics."""
 
     async def health(_: Request) -> Response:
         return Response(status_code=200)
@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def _stop_accepting(self, accepting: asyncio.Task[None]) -> None:
-        """A server that accepts nothing must not stay: it ends, and whoever runs it is told."""
+        """Stop a server that accepts nothing: it ends with an error."""
         if not accepting.cancelled() and (error := accepting.exception()) is not None:
             self.failure = error
             self.should_exit = True

@@ -63,7 +63,7 @@ class TlsSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether the server speaks HTTPS."""
+        """Return whether the server speaks HTTPS."""
         return self.certfile is not None
 
     def context(self) -> ssl.SSLContext | None:

@@ -58,7 +58,7 @@ class Envelope(Generic[_M]):
 
 
 def pack(message: Message, limits: Limits) -> bytes:
-    """The message in msgpack, without its position in a session and without its buffers."""
+    """Return the message in msgpack, without its position in a session and without its buffers."""
     try:
         body = _ENCODER.encode(message)
     except OverflowError as error:
@@ -71,7 +71,7 @@ def pack(message: Message, limits: Limits) -> bytes:
 
 
 def encode(epoch: int, sequence: int, body: bytes, buffers: Sequence[memoryview] = ()) -> Frames:
-    """The frames of a packed message. Buffers are not copied: the frames contain the same objects."""
+    """Return the frames of a packed message. Buffers are not copied: the frames contain the same objects."""
     return [_PREFIX.pack(epoch, sequence) + body, *buffers]
 
 

@@ -48,7 +48,7 @@ class Handshake(Protocol):
         ...
 
     def first(self) -> Message | None:
-        """The message to send first, if any."""
+        """Return the message to send first, if any."""
         ...
 
     def receive(self, message: Message) -> Step:
@@ -68,7 +68,7 @@ class FrontendHandshake:
         self._epoch = NO_EPOCH
 
     def first(self) -> Message:
-        """The first message."""
+        """Return the first message."""
         return self._hello
 
     def receive(self, message: Message) -> Step:
@@ -140,5 +140,5 @@ class WorkerHandshake:
         )
 
     def _resumed(self, resume: Resume | None) -> Resume | None:
-        """What a frontend knows of this process; of another one it is worth nothing."""
+        """Return what a frontend knows of this process; of another one it is worth nothing."""
         return resume if resume is not None and resume.incarnation == self._incarnation else None

@@ -31,7 +31,7 @@ DERIVED: Final = 0
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generation:
-    """What one role has of one generation."""
+    """The keys of one role and one generation."""
 
     number: int
     secret: bytes
@@ -78,15 +78,15 @@ class TransportKeys:
         return self.generations[-1]
 
     def get(self, link_id: str) -> Generation | None:
-        """The generation whose link key has this id; None if it is not accepted."""
+        """Return the generation whose link key has this id; None if it is not accepted."""
         return next((one for one in self.generations if one.link.id == link_id), None)
 
     def attempt(self, failures: int, *, newest_only: bool = False) -> Generation:
-        """What a frontend tries next after so many failures in a row."""
+        """Return what a frontend tries next after so many failures in a row."""
         if newest_only:
             return self.newest
         return self.generations[-1 - failures % len(self.generations)]
 
     def accepts(self, generation: Generation) -> bool:
-        """Whether a link that was opened with a generation may stay. Its number alone does not say so."""
+        """Return whether a link that was opened with a generation may stay. Its number alone does not say so."""
         return generation in self.generations

@@ -12,7 +12,7 @@ from typing import Final
 from semel.core import FeatureInfo, Layout, Modality
 from semel.wire.messages import Runs
 
-__all__ = ["info_of", "layouts_of", "runs_of"]
+__all__ = ["to_info", "to_layouts", "to_runs"]
 
 _MAX_LAYOUT_TOKENS: Final = 1 << 20
 _MAX_ANNOUNCED_TOKENS: Final = 1 << 23  # of all layouts in one message
@@ -21,13 +21,13 @@ _INTERNED: Final = 1 << 14
 """Layouts, and feature infos, of which this process keeps one object each: at most 16 MB, mostly 2."""
 
 
-def runs_of(layout: Layout) -> Runs:
-    """A layout as it is sent."""
+def to_runs(layout: Layout) -> Runs:
+    """Return a layout as it is sent."""
     return Runs(layout.token_runs, layout.mask_runs)
 
 
-def layouts_of(announced: Sequence[Runs]) -> list[Layout]:
-    """The layouts of a message; raises ValueError if they are broken or have too many tokens."""
+def to_layouts(announced: Sequence[Runs]) -> list[Layout]:
+    """Return the layouts of a message; raises ValueError if they are broken or have too many tokens."""
     layouts = [
         (_interned_layout if len(runs.token_ids) + len(runs.mask or b"") <= _MAX_INTERNED_BYTES else _layout_of)(runs)
         for runs in announced
@@ -38,8 +38,8 @@ def layouts_of(announced: Sequence[Runs]) -> list[Layout]:
 
 
 @lru_cache(_INTERNED)
-def info_of(modality: Modality, nbytes: int, layout: Layout) -> FeatureInfo:
-    """A feature info; equal ones that were asked for lately are one object."""
+def to_info(modality: Modality, nbytes: int, layout: Layout) -> FeatureInfo:
+    """Return a feature info; equal ones that were asked for lately are one object."""
     return FeatureInfo(modality, nbytes, layout)
 
 

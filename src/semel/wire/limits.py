@@ -84,7 +84,7 @@ class Deadlines:
 
     @property
     def active_s(self) -> float:
-        """How long something goes on in a session after its last message that was more than a sign of life."""
+        """Return how long something goes on in a session after its last message that was more than a sign of life."""
         return _IDLE_BEATS * self.heartbeat_s
 
     @property

@@ -92,7 +92,7 @@ class Challenge(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Resume(Struct, frozen=True, array_like=True):
-    """How much a frontend knows from an earlier session."""
+    """The state that a frontend has from an earlier session."""
 
     incarnation: Incarnation
     """Of the worker's process."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from semel.core import Output
 from semel.wire.messages import Delta, Details
 
-__all__ = ["delta_of", "deltas_of", "is_large", "output_of"]
+__all__ = ["is_large", "to_delta", "to_deltas", "to_output"]
 
 _MAX_LOGPROBS: Final = 16_384
 """Maximum number per message: half a megabyte, and with the longest token texts still a quarter of the message
@@ -20,13 +20,13 @@ _SMALL_DELTA_TOKENS: Final = 64
 _NONE: Final = Details()
 
 
-def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
-    """The deltas of one output of a request: several if it has many log probabilities (S18)."""
-    return (delta_of(request_id, piece) for piece in _pieces(output))
+def to_deltas(request_id: str, output: Output) -> Iterator[Delta]:
+    """Return the deltas of one output of a request: several if it has many log probabilities (S18)."""
+    return (to_delta(request_id, piece) for piece in _pieces(output))
 
 
 def is_large(delta: Delta) -> bool:
-    """Whether a delta may be long: the last delta of a parsed answer contains the whole answer."""
+    """Return whether a delta may be long: the last delta of a parsed answer contains the whole answer."""
     if delta.logprobs is not None or len(delta.token_ids) > _SMALL_DELTA_TOKENS:
         return True
     if (details := delta.details) is None:
@@ -34,8 +34,8 @@ def is_large(delta: Delta) -> bool:
     return details.prompt_logprobs is not None or (details.message is not None and delta.finish_reason is not None)
 
 
-def delta_of(request_id: str, output: Output) -> Delta:
-    """The delta of one output of a request."""
+def to_delta(request_id: str, output: Output) -> Delta:
+    """Return the delta of one output of a request."""
     logprobs = None if output.logprobs is None else tuple(dict(step) for step in output.logprobs)
     details = _details(output)
     return Delta(
@@ -49,8 +49,8 @@ def delta_of(request_id: str, output: Output) -> Delta:
     )
 
 
-def output_of(delta: Delta) -> Output:
-    """The output in a delta."""
+def to_output(delta: Delta) -> Output:
+    """Return the output in a delta."""
     more = delta.details or _NONE
     return Output(
         delta.index,

@@ -19,7 +19,7 @@ Role = Literal["frontend", "worker"]
 
 @dataclass(frozen=True, slots=True)
 class HandshakeTranscript:
-    """What both ends of a handshake have seen when they prove that they have the key."""
+    """The messages that both ends of a handshake have seen when they prove that they have the key."""
 
     protocol: int
     frontend_id: str
@@ -27,15 +27,15 @@ class HandshakeTranscript:
     worker_nonce: bytes
 
     def proof(self, key: Key, role: Role) -> bytes:
-        """The proof that the end with this role has the key."""
+        """Return the proof that the end with this role has the key."""
         return self._derive(key, f"semel.wire.proof.{role}.1")
 
     def is_proof(self, proof: bytes, key: Key, role: Role) -> bool:
-        """Whether this is the proof of that role; takes the same time for either answer."""
+        """Return whether this is the proof of that role; takes the same time for either answer."""
         return hmac.compare_digest(proof, self.proof(key, role))
 
     def epoch(self, key: Key) -> int:
-        """The number of the session: never 0, different in every session, and computable only with the key."""
+        """Return the number of the session: never 0, different in every session, and computable only with the key."""
         return int.from_bytes(self._derive(key, "semel.wire.epoch.1")[:8], "little") | 1
 
     def _derive(self, key: Key, name: str) -> bytes:
@@ -44,7 +44,7 @@ class HandshakeTranscript:
 
 
 def curve_secret(key: Key, role: Role) -> bytes:
-    """The X25519 secret of a role that has no other: whoever has the fleet key can be either role."""
+    """Return the X25519 secret of a role that has no other: any holder of the fleet key can be either role."""
     return _derive(key, f"semel.wire.curve.{role}.1".encode())
 
 

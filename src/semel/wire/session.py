@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal, Self
 
@@ -50,10 +51,9 @@ from semel.wire.messages import (
     WorkerMessage,
 )
 from semel.wire.outputs import is_large
-from semel.wire.traffic import Traffic
 from semel.wire.transfer import Inbound, Outbound
 
-__all__ = ["Session", "ToFrontend", "ToWorker"]
+__all__ = ["Session", "ToFrontend", "ToWorker", "Traffic"]
 
 ToWorker = Submit | Lend | Abort | Drain
 """The messages that a frontend may send."""
@@ -103,7 +103,7 @@ class Session:
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """The frontend's end. The nonce must be random and used once."""
+        """Return the frontend's end. The nonce must be random and used once."""
         handshake = FrontendHandshake(key=key, frontend_id=frontend_id, nonce=nonce, resume=resume)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
@@ -119,34 +119,34 @@ class Session:
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> Self:
-        """The worker's end: it takes any of the keys. The nonce must be random and used once."""
+        """Return the worker's end: it takes any of the keys. The nonce must be random and used once."""
         handshake = WorkerHandshake(keys=keys, contract=contract, nonce=nonce, incarnation=incarnation)
         return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
 
     @property
     def is_open(self) -> bool:
-        """Whether both ends have proved that they have the key and neither has ended the session."""
+        """Return whether both ends have proved that they have the key and neither has ended the session."""
         return self._state == "open"
 
     @property
     def has_ended(self) -> bool:
-        """Whether the session has ended; `outgoing` then returns the last messages."""
+        """Return whether the session has ended; `outgoing` then returns the last messages."""
         return self._state == "ended"
 
     @property
     def takes_submits(self) -> bool:
-        """Whether it is open and neither end is draining."""
+        """Return whether it is open and neither end is draining."""
         return self.is_open and not self._submits_over
 
     @property
     def has_room(self) -> bool:
-        """Whether one more control message of any size is safe: a peer that reads stays below the limit of a stuck
-        one."""
+        """Return whether one more control message of any size is safe: a peer that reads stays below the limit of a
+        stuck one."""
         return not self.is_open or self._control.unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
 
     @property
     def has_read_slices(self) -> bool:
-        """Whether one more slice of a snapshot may be sent: the peer has read those before, but for a few."""
+        """Return whether one more slice of a snapshot may be sent: the peer has read those before, but for a few."""
         return not self.is_open or self._control.unread <= self._limits.max_unread_slice_bytes
 
     def send(self, message: ToWorker | ToFrontend) -> None:
@@ -206,12 +206,12 @@ class Session:
             self._events.append(self._end("silence", fault))
         return self._take_events()
 
-    def excuse(self, now: float) -> None:
+    def extend_deadline(self, now: float) -> None:
         """Let the peer be heard until the next heartbeat: this process has not read what it may have sent."""
-        self._liveness.excuse(now)
+        self._liveness.extend_deadline(now)
 
     def outgoing(self, now: float) -> list[Frames]:
-        """The messages to send now, in order: control first, then as much bulk as the peer has room for."""
+        """Return the messages to send now, in order: control first, then as much bulk as the peer has room for."""
         self._pack_deltas()
         if self.is_open and self._liveness.takes_beat(now):
             self._enqueue(Heartbeat(self._control.report()))
@@ -223,7 +223,7 @@ class Session:
         return frames
 
     def next_deadline(self) -> float:
-        """When to call `tick` and `outgoing` again if nothing happens before."""
+        """Return when to call `tick` and `outgoing` again if nothing happens before."""
         if self._events:
             return -inf
         return inf if self.has_ended else self._liveness.deadline
@@ -394,3 +394,37 @@ class Session:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Totals since the session began. Totals need no order and no repair: the last one received is correct."""
+
+    sent: int = 0
+    acknowledged: int = 0
+    """Sent bytes that the peer has reported as read."""
+
+    read: int = 0
+    reported: int = 0
+    """Read bytes that were reported to the peer."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes in transit, as far as this end knows."""
+        return self.sent - self.acknowledged
+
+    @property
+    def unreported(self) -> int:
+        """Read bytes that were not yet reported to the peer."""
+        return self.read - self.reported
+
+    def acknowledge(self, total: int) -> None:
+        """Note that the peer has read this total."""
+        if not self.acknowledged <= total <= self.sent:
+            raise Violation("order", f"the peer claims to have read {total:,} bytes of {self.sent:,} sent")
+        self.acknowledged = total
+
+    def report(self) -> int:
+        """Return the total to report to the peer."""
+        self.reported = self.read
+        return self.read

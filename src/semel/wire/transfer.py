@@ -21,7 +21,7 @@ from semel.wire.codec import pack
 from semel.wire.events import Arrived, Violation
 from semel.wire.limits import MAX_TENSORS, Limits
 from semel.wire.messages import Chunk, Payload
-from semel.wire.translation import feature_of, payload_of, sizes_of
+from semel.wire.translation import sizes_of, to_feature, to_payload
 
 __all__ = ["Inbound", "Outbound", "Piece"]
 
@@ -62,7 +62,7 @@ class Outbound:
         self._count = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything to send."""
+        """Return whether there is anything to send."""
         return bool(self._waiting or self._open)
 
     def add(self, digest: Digest, feature: Feature) -> int:
@@ -86,7 +86,7 @@ class Outbound:
         return False
 
     def take(self, room: int) -> Piece | None:
-        """The next piece, if there is one of at most `room` bytes. Open features alternate."""
+        """Return the next piece, if there is one of at most `room` bytes. Open features alternate."""
         self._admit()
         if not self._open:
             return None
@@ -147,7 +147,7 @@ class Inbound:
         self._last = payload.transfer
         sizes = sizes_of(payload)
         if (total := sum(sizes)) <= self._limits.inline_bytes:
-            return Arrived(payload.digest, feature_of(payload, [_copied(buffer) for buffer in buffers]))
+            return Arrived(payload.digest, to_feature(payload, [_copied(buffer) for buffer in buffers]))
         if len(self._open) >= self._limits.max_open_features or self._open_bytes + total > self._limits.max_open_bytes:
             raise Violation(
                 "overrun",
@@ -174,7 +174,7 @@ class Inbound:
             _skip_empty(assembly)
             return None
         self.withdraw(chunk.transfer)
-        feature = feature_of(assembly.payload, [buffer.toreadonly() for buffer in assembly.buffers])
+        feature = to_feature(assembly.payload, [buffer.toreadonly() for buffer in assembly.buffers])
         return Arrived(assembly.payload.digest, feature)
 
     def withdraw(self, transfer: int) -> None:
@@ -187,7 +187,7 @@ class Inbound:
 
 def _cut(transfer: int, digest: Digest, feature: Feature, limits: Limits) -> Iterator[Piece]:
     """Cut a feature into pieces. Their buffers are the feature's own memory."""
-    body = pack(payload_of(transfer, digest, feature), limits)
+    body = pack(to_payload(transfer, digest, feature), limits)
     tensors = [_flat(tensor.data) for tensor in feature.tensors.values()]
     if feature.nbytes <= limits.inline_bytes:
         yield Piece(body, tuple(tensors))
@@ -200,7 +200,7 @@ def _cut(transfer: int, digest: Digest, feature: Feature, limits: Limits) -> Ite
 
 
 def _flat(data: memoryview) -> memoryview:
-    """The same memory as bytes."""
+    """Return the same memory as bytes."""
     if data.format == "B" and data.ndim == 1:
         return data
     return data.cast("B") if data.nbytes else memoryview(b"")

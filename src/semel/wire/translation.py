@@ -30,26 +30,26 @@ from semel.core import (
 )
 from semel.errors import PromptTooLong, ProtocolError
 from semel.ledger.announcement import Announcement
-from semel.wire.layout_runs import info_of, layouts_of, runs_of
+from semel.wire.layout_runs import to_info, to_layouts, to_runs
 from semel.wire.messages import HaveItem, Lend, Payload, Place, Status, Submit, TensorHead
 
 __all__ = [
-    "announcement_of",
-    "feature_of",
-    "layout_of",
-    "lease_of",
-    "lend_of",
-    "payload_of",
-    "prompt_of",
     "sizes_of",
-    "status_of",
-    "submission_of",
-    "submit_of",
+    "to_announcement",
+    "to_feature",
+    "to_layout",
+    "to_lease",
+    "to_lend",
+    "to_payload",
+    "to_prompt",
+    "to_status",
+    "to_submission",
+    "to_submit",
 ]
 
 
-def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit:
-    """The message for a submission. `payloads` names the features that will be sent."""
+def to_submit(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit:
+    """Return the message for a submission. `payloads` names the features that will be sent."""
     prompt = submission.prompt
     encoder = prompt.encoder_token_ids is not None
     token_ids: list[int] = []
@@ -76,7 +76,7 @@ def submit_of(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit
     )
 
 
-def submission_of(
+def to_submission(
     submit: Submit, prompt: Prompt, features: Mapping[Digest, Feature], *, trace: Trace | None = None
 ) -> Submission:
     """The submission in a message: its assembled prompt, the features received for it, and its parent span here."""
@@ -93,8 +93,8 @@ def submission_of(
     )
 
 
-def prompt_of(submit: Submit, layout: Callable[[Digest], Layout], *, max_tokens: int) -> Prompt:
-    """The submitted prompt, checked, with the layouts of its items at their positions.
+def to_prompt(submit: Submit, layout: Callable[[Digest], Layout], *, max_tokens: int) -> Prompt:
+    """Return the submitted prompt, checked, with the layouts of its items at their positions.
 
     A prompt over `max_tokens` is refused before it is assembled: a short message can repeat a long layout often.
     """
@@ -137,13 +137,13 @@ def _items(submit: Submit) -> tuple[Item, ...]:
     return tuple(Item(place.modality, place.digest) for place in submit.places)
 
 
-def payload_of(transfer: int, digest: Digest, feature: Feature) -> Payload:
-    """The first message of a feature."""
+def to_payload(transfer: int, digest: Digest, feature: Feature) -> Payload:
+    """Return the first message of a feature."""
     return Payload(transfer, digest, feature.modality, _heads(feature), *_layout_fields(feature.layout), feature.origin)
 
 
-def lend_of(digest: Digest, feature: Feature, lease: Lease) -> Lend:
-    """The message that lends a feature in shared memory."""
+def to_lend(digest: Digest, feature: Feature, lease: Lease) -> Lend:
+    """Return the message that lends a feature in shared memory."""
     return Lend(
         digest,
         feature.modality,
@@ -157,13 +157,13 @@ def lend_of(digest: Digest, feature: Feature, lease: Lease) -> Lend:
     )
 
 
-def lease_of(lend: Lend) -> Lease:
-    """The lease in a message."""
+def to_lease(lend: Lend) -> Lease:
+    """Return the lease in a message."""
     return Lease(lend.lease, lend.segment, lend.offset, lend.nbytes)
 
 
 def sizes_of(message: Payload | Lend) -> list[int]:
-    """The size of each tensor, from dtype and shape; allocates nothing."""
+    """Return the size of each tensor, from dtype and shape; allocates nothing."""
     if len({head.name for head in message.tensors}) != len(message.tensors):
         raise ProtocolError(f"{message.digest!r} names a tensor twice")
     for head in message.tensors:
@@ -172,28 +172,28 @@ def sizes_of(message: Payload | Lend) -> list[int]:
     return [DTYPE_BYTES[head.dtype] * prod(head.shape) for head in message.tensors]
 
 
-def layout_of(message: Payload | Lend) -> Layout:
-    """The layout of the feature in a message."""
+def to_layout(message: Payload | Lend) -> Layout:
+    """Return the layout of the feature in a message."""
     try:
         return Layout(tuple(unpack_token_ids(message.token_ids)), None if message.mask is None else Mask(message.mask))
     except ValueError as error:
         raise ProtocolError(f"{message.digest!r} has no layout: {error}") from error
 
 
-def feature_of(message: Payload | Lend, buffers: Sequence[memoryview]) -> Feature:
-    """The feature in a message, over its bytes."""
+def to_feature(message: Payload | Lend, buffers: Sequence[memoryview]) -> Feature:
+    """Return the feature in a message, over its bytes."""
     try:
         tensors = {
             head.name: Tensor(head.dtype, head.shape, buffer)
             for head, buffer in zip(message.tensors, buffers, strict=True)
         }
-        return Feature(message.modality, tensors, layout_of(message), message.origin)
+        return Feature(message.modality, tensors, to_layout(message), message.origin)
     except ValueError as error:
         raise ProtocolError(f"{message.digest!r} is no feature: {error}") from error
 
 
-def status_of(announcement: Announcement, running: int, waiting: int) -> Status:
-    """The message for an announcement, with the engine's load."""
+def to_status(announcement: Announcement, running: int, waiting: int) -> Status:
+    """Return the message for an announcement, with the engine's load."""
     layouts: dict[Layout, int] = {}
     items = tuple(
         HaveItem(digest, holding.modality, holding.nbytes, layouts.setdefault(holding.layout, len(layouts)))
@@ -206,25 +206,25 @@ def status_of(announcement: Announcement, running: int, waiting: int) -> Status:
         waiting,
         announcement.gone,
         items,
-        tuple(map(runs_of, layouts)),
+        tuple(map(to_runs, layouts)),
         announcement.more,
     )
 
 
-def announcement_of(status: Status) -> Announcement:
-    """The announcement in a message."""
+def to_announcement(status: Status) -> Announcement:
+    """Return the announcement in a message."""
     return Announcement(status.since, status.number, status.gone, _holdings(status), status.more)
 
 
 def _holdings(status: Status) -> dict[Digest, FeatureInfo]:
     try:
-        layouts = layouts_of(status.layouts)
+        layouts = to_layouts(status.layouts)
         infos: dict[tuple[str, int, int], FeatureInfo] = {}
         found = {}
         for item in status.items:
             key = item.modality, item.nbytes, item.layout
             if (info := infos.get(key)) is None:
-                info = infos[key] = info_of(item.modality, item.nbytes, layouts[item.layout])
+                info = infos[key] = to_info(item.modality, item.nbytes, layouts[item.layout])
             found[item.digest] = info
         return found  # noqa: TRY300
     except (IndexError, ValueError) as error:

@@ -12,7 +12,7 @@ from semel.core import Digest, Feature, Layout, Submission, Trace
 from semel.engine import Engine
 from semel.errors import FeatureMissing, ProtocolError
 from semel.wire.messages import Lend, Submit
-from semel.wire.translation import layout_of, lease_of, prompt_of, sizes_of, submission_of
+from semel.wire.translation import sizes_of, to_layout, to_lease, to_prompt, to_submission
 
 __all__ = ["assemble", "borrow"]
 
@@ -26,9 +26,9 @@ async def assemble(
     """Return the submission of a request whose features are here or in the engine; `FeatureMissing` if some are not."""
     layouts = {digest: feature.layout for digest, feature in features.items()}
     layouts |= _held_layouts(engine, (place.digest for place in submit.places if place.digest not in layouts))
-    make = partial(prompt_of, submit, layouts.__getitem__, max_tokens=engine.contract.max_tokens)
+    make = partial(to_prompt, submit, layouts.__getitem__, max_tokens=engine.contract.max_tokens)
     prompt = make() if len(submit.places) <= _FEW_ITEMS else await asyncio.to_thread(make)
-    return submission_of(submit, prompt, features, trace=trace)
+    return to_submission(submit, prompt, features, trace=trace)
 
 
 def borrow(borrowers: Borrower | None, lend: Lend) -> Feature:
@@ -37,8 +37,8 @@ def borrow(borrowers: Borrower | None, lend: Lend) -> Feature:
         raise ProtocolError("this worker has no shared memory with anyone")
     sizes_of(lend)  # names and dtypes are in order
     heads = [(head.name, head.dtype, head.shape) for head in lend.tensors]
-    view = borrowers.borrow(lease_of(lend))
-    return with_small_copies(borrowed_feature(view, lend.modality, heads, layout_of(lend), lend.origin))
+    view = borrowers.borrow(to_lease(lend))
+    return with_small_copies(borrowed_feature(view, lend.modality, heads, to_layout(lend), lend.origin))
 
 
 def _held_layouts(engine: Engine, digests: Iterable[Digest]) -> dict[Digest, Layout]:

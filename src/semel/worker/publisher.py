@@ -8,7 +8,7 @@ from math import inf
 
 from semel.core import Digest, FeatureInfo
 from semel.ledger import Holdings
-from semel.wire.translation import status_of
+from semel.wire.translation import to_status
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.cache_updates import CacheUpdates, Load, StateDelta
 
@@ -93,6 +93,6 @@ class Publisher:
                 return
             self._send([delta])
 
-    def _send(self, deltas: Iterable[StateDelta[Peer]]) -> None:
+    def _publish(self, deltas: Iterable[StateDelta[Peer]]) -> None:
         for delta in deltas:
-            self._listener.send_all(delta.peers, status_of(delta.announcement, *delta.load))
+            self._listener.send_all(delta.peers, to_status(delta.announcement, *delta.load))

@@ -42,7 +42,7 @@ from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit
-from semel.wire.outputs import deltas_of
+from semel.wire.outputs import to_deltas
 from semel.wire.session import ToFrontend
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
@@ -283,7 +283,7 @@ class Worker:
                 async for output in outputs:
                     if request.observed is not None:
                         request.observed.take(output)
-                    for delta in deltas_of(request_id, output):
+                    for delta in to_deltas(request_id, output):
                         await self._listener.until_room(peer)  # or one long answer would end everybody's session
                         self._send(peer, delta)
         except SemelError as error:

@@ -95,7 +95,7 @@ class Warmup:
         grammars.start()
         sampling = {**ONE_TOKEN, "structured_outputs": {"json": _SCHEMA}}
         try:
-            await grammars.vouch(sampling_params(sampling).structured_outputs)
+            await grammars.preapprove(sampling_params(sampling).structured_outputs)
             stream = await self._engine.submit(Submission("warm", SHORT_PROMPT, {}, sampling))
             async for _ in stream:
                 pass

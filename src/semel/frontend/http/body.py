@@ -21,8 +21,8 @@ from semel.frontend.budget import Account
 from semel.frontend.http.long_strings import Cut, cut_long_strings
 from semel.frontend.http.sse import EventStream, until_gone
 from semel.frontend.limits import BodyLimits
-from semel.render.inline import run
 from semel.render.media.part_source import put_media
+from semel.render.offload import run_if_heavy
 from semel.web.multipart import Form, FormReader
 
 __all__ = [
@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:
     """Read a JSON body. Charges the memory of its parsed values to the account too."""
     body = await read_bytes(request, limits, account)
-    values = await run(partial(_count_values, body, limits), light=len(body) <= _PIECE)
+    values = await run_if_heavy(partial(_count_values, body, limits), light=len(body) <= _PIECE)
     account.take(_VALUE_BYTES * values)
     return body
 
@@ -166,12 +166,12 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Respon
 async def _parse_without_long_strings(
     body: bytes | bytearray, kind: TypeAdapter[_T], limits: BodyLimits, unknown: UnknownFields | None = None
 ) -> _T | None:
-    cut = await run(partial(cut_long_strings, body, secrets.token_hex(16)), light=len(body) <= _PIECE)
+    cut = await run_if_heavy(partial(cut_long_strings, body, secrets.token_hex(16)), light=len(body) <= _PIECE)
     if not cut.strings:
         return None
     _check_text(len(cut.rest), limits)
     parsing = partial(_parse_cut, cut, kind, unknown, raises=len(body) > limits.max_text_bytes)
-    return await run(parsing, light=_is_small(cut.rest))
+    return await run_if_heavy(parsing, light=_is_small(cut.rest))
 
 
 def _parse_only(bodies: list[bytes | bytearray], kind: TypeAdapter[_T], unknown: UnknownFields | None) -> _T:

@@ -21,7 +21,7 @@ from typing import Final
 
 import pybase64
 
-from semel.render.media.long_string import LongString
+from semel.render.media.source import LongString
 
 __all__ = ["MIN_CHARS", "Cut", "cut_long_strings"]
 

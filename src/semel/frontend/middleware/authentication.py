@@ -22,7 +22,7 @@ from semel.errors import InvalidKey
 from semel.frontend.http.errors import refusal
 from semel.frontend.http.route_names import name_route
 from semel.telemetry.request_context import entered_as
-from semel.web.admission import give_up_protection
+from semel.web.admission import mark_evictable
 from semel.web.peers import UNKNOWN, network_of
 
 __all__ = ["OPEN", "OPERATORS", "PROBES", "Authentication", "tenant_name"]
@@ -66,7 +66,7 @@ class Authentication:
     async def _refuse(self, error: InvalidKey, scope: Scope, receive: Receive, send: Send) -> None:
         self._count(error.code)
         name_route(scope)
-        give_up_protection(scope)
+        mark_evictable(scope)
         if wait_s := self._wait_s(network_of((scope.get("client") or (UNKNOWN,))[0])):
             await asyncio.sleep(wait_s)
         response = refusal(error, scope)

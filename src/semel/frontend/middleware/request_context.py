@@ -21,9 +21,8 @@ from semel.frontend.http.errors import id_headers, refusal
 from semel.frontend.http.ignored_fields import ignored_fields_header
 from semel.frontend.middleware.authentication import PROBES, tenant_name
 from semel.frontend.middleware.concurrency import CUT_OFF
-from semel.telemetry.logs import ACCESS_LOGGER
+from semel.telemetry.logs import ACCESS_LOGGER, SampledLog
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
-from semel.telemetry.sampling import SampledLog
 from semel.telemetry.spans import Tracing, fail_span
 
 __all__ = ["RequestContextMiddleware"]

@@ -25,7 +25,7 @@ from semel.frontend.routes.call import Call, read_prompt_json, serve_call
 from semel.frontend.routes.chat import answer_head, begin_chat
 from semel.frontend.routes.openapi import DocumentedRoute, takes
 from semel.frontend.service import FrontendState
-from semel.render.inline import run
+from semel.render.offload import run_if_heavy
 from semel.web.openapi import EVENTS, JSON, events_of, shape
 from semel.web.responses import json_response
 
@@ -108,7 +108,7 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
             call.account.close()
         head = answer_head("cmpl", call.answer_id(request.request_id), serving)
         decode = serving.pipeline.tokenizer.decode
-        echo = await run(partial(_echo, request, prompts, decode), light=serving.pipeline.tokenizer.is_local)
+        echo = await run_if_heavy(partial(_echo, request, prompts, decode), light=serving.pipeline.tokenizer.is_local)
         answer = CompletionResponse(
             head, prompts, decode, count=request.n, options=request.response_options(), echo=echo
         )

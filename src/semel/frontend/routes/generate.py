@@ -41,7 +41,7 @@ from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import FrontendState, ServedModel
 from semel.interchange.safetensors import read_file
 from semel.render import ChatRenderer, FeatureInfoOf
-from semel.render.inline import run
+from semel.render.offload import run_if_heavy
 from semel.telemetry.stages import Stopwatch
 from semel.web.multipart import FORM
 from semel.web.openapi import EVENTS, JSON, events_of, shape
@@ -104,7 +104,7 @@ async def _ask_file(
             f"Accept: {SAFETENSORS}"
         )
     unknown = service.unknown_fields()
-    text = await run(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS)
+    text = await run_if_heavy(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS)
     parsed = await parse_body(text, kind, limits, unknown)
     service.ignored_fields.tell(request, unknown)
     return call.admit(parsed).with_tensors(features_of(file.entries))

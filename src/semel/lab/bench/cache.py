@@ -2,7 +2,7 @@
 
 A feature of 12.66 MB, the size of an HD image's, goes into the shared cache, is leased to another process, borrowed
 there, and acknowledged. The yardstick is a copy of the same bytes within one process. The limit applies to the
-processor time of both processes until the acknowledgement. The wall-clock time, which a busy machine stretches, is
+CPU time of both processes until the acknowledgement. The wall-clock time, which a busy machine stretches, is
 reported too. vLLM's ring gets the same tensor, which the same process reads back: the message to another process is not
 counted against it. Without vLLM the checks have no baseline.
 """
@@ -46,7 +46,7 @@ def run(*, quick: bool) -> Report:
     checks = [
         *_handing_over(turns=41 if quick else 201),
         *_looking_up(turns=51 if quick else 201),
-        *_beside_a_stuck_one(),
+        *_next_to_a_stuck_one(),
     ]
     return Report("cache", describe_machine(), tuple(checks))
 
@@ -84,15 +84,15 @@ def _handing_over(turns: int) -> Iterator[Check]:
     warm, copies_took = handed.take(), copied.take()
     theirs = ringed.take() if ring.there else None
     name = "handing 12.66 MB to another process"
-    times = None if theirs is None else theirs.processor_s / found.baseline_s
-    yield Check.at_most(f"{name}, processor time, times one memcpy", 1 / found.ratio, 1.3, unit="×", baseline=times)
-    processor_ms, clock_ms = (None, None) if theirs is None else (theirs.processor_s * 1e3, theirs.clock_s * 1e3)
-    yield Check(f"{name}, processor time", warm.processor_s * 1e3, "ms", processor_ms)
+    times = None if theirs is None else theirs.cpu_s / found.baseline_s
+    yield Check.at_most(f"{name}, CPU time, times one memcpy", 1 / found.ratio, 1.3, unit="×", baseline=times)
+    cpu_ms, clock_ms = (None, None) if theirs is None else (theirs.cpu_s * 1e3, theirs.clock_s * 1e3)
+    yield Check(f"{name}, CPU time", warm.cpu_s * 1e3, "ms", cpu_ms)
     yield Check(f"{name}, by the clock", warm.clock_s * 1e3, "ms", clock_ms)
     times = None if theirs is None else theirs.clock_s / copies_took.clock_s
     yield Check(f"{name}, by the clock, times one memcpy", warm.clock_s / copies_took.clock_s, "×", times)
-    yield Check(f"{name} in fresh memory, processor time", first.processor_s * 1e3, "ms")
-    yield Check("one memcpy of 12.66 MB, processor time", found.baseline_s * 1e3, "ms")
+    yield Check(f"{name} in fresh memory, CPU time", first.cpu_s * 1e3, "ms")
+    yield Check("one memcpy of 12.66 MB, CPU time", found.baseline_s * 1e3, "ms")
 
 
 def _looking_up(turns: int) -> Iterator[Check]:
@@ -110,7 +110,7 @@ def _looking_up(turns: int) -> Iterator[Check]:
         cache.close()
 
 
-def _beside_a_stuck_one() -> Iterator[Check]:
+def _next_to_a_stuck_one() -> Iterator[Check]:
     """Store one item that is never read; every later item is read at once (D4)."""
     feature = _feature(_SMALL_BYTES)
     cache = SharedCache.create(_STUCK_SLOTS * _SMALL_BYTES)
@@ -124,8 +124,8 @@ def _beside_a_stuck_one() -> Iterator[Check]:
             cache.give_back(lease.id)
     cache.close()
     with _Ring.create(_STUCK_SLOTS, _SMALL_BYTES) as ring:
-        theirs = ring.stored_beside_a_stuck_one(_LATER_PUTS)
-    name = "puts that are stored beside an item that is never read"
+        theirs = ring.stored_next_to_a_stuck_one(_LATER_PUTS)
+    name = "puts that are stored next to an item that is never read"
     share = None if theirs is None else 100 * theirs / _LATER_PUTS
     yield Check.at_least(name, 100 * stored / _LATER_PUTS, 100, unit="%", baseline=share)
 
@@ -135,7 +135,7 @@ class _Span:
     """One duration."""
 
     clock_s: float
-    processor_s: float
+    cpu_s: float
 
 
 class _Times:
@@ -145,18 +145,18 @@ class _Times:
         self._spans: list[_Span] = []
 
     def add(self, span: _Span) -> float:
-        """Add one; returns its processor time."""
+        """Add one; returns its CPU time."""
         self._spans.append(span)
-        return span.processor_s
+        return span.cpu_s
 
     def clear(self) -> None:
         """Remove all durations."""
         self._spans.clear()
 
     def take(self) -> _Span:
-        """The medians of the durations since the last call."""
+        """Return the medians of the durations since the last call."""
         spans, self._spans = self._spans, []
-        return _Span(median(span.clock_s for span in spans), median(span.processor_s for span in spans))
+        return _Span(median(span.clock_s for span in spans), median(span.cpu_s for span in spans))
 
 
 class _Other:
@@ -175,10 +175,10 @@ class _Other:
         spent_s: list[float] = []
         span = _span(lambda: spent_s.append(self._hand_over(digest, feature)))
         self._runner.run(self._returned())
-        return _Span(span.clock_s, span.processor_s + spent_s[0])
+        return _Span(span.clock_s, span.cpu_s + spent_s[0])
 
     def _hand_over(self, digest: Digest, feature: Feature) -> float:
-        """Returns the processor time of the other process."""
+        """Returns the CPU time of the other process."""
         self._cache.put(digest, feature)
         lease = self._lender.lend(digest)
         assert lease is not None
@@ -290,7 +290,7 @@ class _Ring:
     def get(self, key: str, address: int, number: int) -> None:
         self.reader.get(address, number, self.writer.get_signature(key), key)
 
-    def stored_beside_a_stuck_one(self, later_puts: int) -> int | None:
+    def stored_next_to_a_stuck_one(self, later_puts: int) -> int | None:
         if not self.there:
             return None
         self.put()

@@ -1,6 +1,6 @@
 """`semel bench encoder`: vLLM's encoder bookkeeping and semel's, in one run.
 
-The classes are called as vLLM's scheduler calls them. No model runs, so the figures are the scheduler's processor time
+The classes are called as vLLM's scheduler calls them. No model runs, so the figures are the scheduler's CPU time
 only: the accelerator may be idle during that time in each step.
 """
 
@@ -129,7 +129,7 @@ def _counting(turns: int) -> Iterator[Check]:
 
 
 def _eviction(shows: int) -> Iterator[Check]:
-    """The encoding cost of each policy over five seeds, relative to that of oldest-released."""
+    """Yield the encoding cost of each policy over five seeds, relative to that of oldest-released."""
     traces = [Trace.draw(seed, shows) for seed in range(5)]
     oldest = [encode_cost(trace, OldestReleased()) for trace in traces]
     saved = [1 - encode_cost(trace, CostAware()) / cost for trace, cost in zip(traces, oldest, strict=True)]
@@ -145,7 +145,7 @@ def _timeline(items: int) -> Timeline:
 
 
 def _vllm_request(items: int) -> Any:
-    """A request of vLLM with that many different items."""
+    """Return a request of vLLM with that many different items."""
     return Stepper.request("r", _items(items), tokens=items * _ITEM_TOKENS + 1)
 
 

@@ -50,7 +50,7 @@ class Trace:
 
 
 def encode_cost(trace: Trace, eviction: Eviction) -> float:
-    """The cost of the whole trace under a policy."""
+    """Return the cost of the whole trace under a policy."""
     residency = Residency(trace.capacity, eviction)
     total = 0.0
     for item in trace.shows:
@@ -65,7 +65,7 @@ def encode_cost(trace: Trace, eviction: Eviction) -> float:
 
 
 def bound(trace: Trace) -> float:
-    """A lower bound of the cost for every policy, even one that knows the future."""
+    """Return a lower bound of the cost for every policy, even one that knows the future."""
     last_use: dict[int, int] = {}
     total, room, intervals = 0.0, 0.0, []
     for now, item in enumerate(trace.shows):

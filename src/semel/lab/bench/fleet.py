@@ -30,7 +30,7 @@ from semel.ledger import Announcement, Directory, Holdings, Ledger
 from semel.wire.codec import FROM_WORKER, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Status
-from semel.wire.translation import announcement_of, status_of
+from semel.wire.translation import to_announcement, to_status
 from semel.wire.zmq import FrontendLink
 
 __all__ = ["run", "user_like"]
@@ -144,7 +144,7 @@ class _OneEjected(FleetHealth):
 
 
 def _choosing_with_one_ejected(workers: int, *, rounds: int) -> Check:
-    """The whole of a frontend's choice, while a worker gets no requests because it fails."""
+    """Measure the whole of a frontend's choice, while a worker gets no requests because it fails."""
     items = user_like(1)
     fleet_workers = [_Worker(number, items if number == workers - 1 else {}) for number in range(workers)]
     fleet = Fleet(fleet_workers, health=_OneEjected(fleet_workers[0].name))
@@ -166,7 +166,7 @@ def _ledgers() -> Iterator[Check]:
     slices = _slices(_holdings(items))
 
     def write() -> list[list[bytes]]:
-        bodies = (pack(status_of(one, 0, 0), limits) for one in slices)
+        bodies = (pack(to_status(one, 0, 0), limits) for one in slices)
         return [[bytes(part) for part in encode(1, n, body)] for n, body in enumerate(bodies)]
 
     def read(directory: Directory) -> Ledger:
@@ -175,7 +175,7 @@ def _ledgers() -> Iterator[Check]:
         for frames in messages:
             message = decode(frames, FROM_WORKER, limits).message
             assert isinstance(message, Status)
-            ledger.announce(announcement_of(message))
+            ledger.announce(to_announcement(message))
         return ledger
 
     messages = write()
@@ -199,7 +199,7 @@ def _ledgers() -> Iterator[Check]:
 
 
 def _resuming() -> Check:
-    """What a session costs that broke for a second, beside one that begins with nothing."""
+    """Return what a session costs that broke for a second, next to one that begins with nothing."""
     items = user_like(_MANY_ITEMS + _CHANGES)
     old, new = list(items)[:_CHANGES], list(items)[-_CHANGES:]
     holdings = _holdings({digest: items[digest] for digest in items if digest not in new})
@@ -225,7 +225,7 @@ def _slices(holdings: Holdings[str]) -> list[Announcement]:
 
 
 def _nbytes(announcement: Announcement) -> int:
-    return len(pack(status_of(announcement, 0, 0), Limits()))
+    return len(pack(to_status(announcement, 0, 0), Limits()))
 
 
 def _next(digest: Digest) -> Digest:
@@ -233,7 +233,7 @@ def _next(digest: Digest) -> Digest:
 
 
 def _memory(make: Callable[[], _T]) -> tuple[int, _T]:
-    """The memory of what is made."""
+    """Measure the memory of what is made."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -1,7 +1,7 @@
 """The sessions of `semel bench fleet`: one worker's listener and many links to it, over tcp with CURVE, in one process.
 
 The listener runs in a thread with an event loop of its own, so that the time of either side is that of its threads.
-The links are those of a frontend, each taken for another worker: all of them are told at once what the worker holds.
+The links are those of a frontend, each taken for another worker: all of them get at once what the worker holds.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure_sessions(options: FleetOptions, items: Mapping[Digest, FeatureInfo],
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A listener in a thread of its own, which tells whoever comes what it holds."""
+    """A listener in a thread of its own, which tells every client what it holds."""
 
     items: Mapping[Digest, FeatureInfo]
     loop: asyncio.AbstractEventLoop = field(default_factory=uvloop.new_event_loop)
@@ -107,7 +107,7 @@ class _Worker:
             thread.join(_START_S)
 
     async def tell_loads(self, rounds: int) -> float:
-        """The seconds of its thread for telling all sessions so many times how busy it is."""
+        """Return the seconds of its thread for telling all sessions so many times how busy it is."""
         began = thread_time()
         for number in range(1, rounds + 1):
             self.publisher.set_load(Load(number))
@@ -146,7 +146,7 @@ class _Worker:
 
 
 class _Gaps:
-    """The processor time of each iteration of the loop: what anybody else waits for."""
+    """The CPU time of each iteration of the loop: what anybody else waits for."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -156,7 +156,7 @@ class _Gaps:
         self._look()
 
     def end(self) -> float:
-        """The longest."""
+        """Return the longest."""
         self._is_over = True
         return self.longest_s
 
@@ -229,7 +229,7 @@ class _Named(RemoteWorker):
 
 
 async def _idle(worker: _Worker, seconds: float) -> tuple[float, float]:
-    """The cores that a worker takes to do nothing: of its event loop, and of its sockets."""
+    """Return the cores that a worker takes to do nothing: of its event loop, and of its sockets."""
     await asyncio.sleep(_SETTLE_S)
     loop = asyncio.run_coroutine_threadsafe(_thread_s(), worker.loop)
     before, all_before, at = await asyncio.wrap_future(loop), _cpu_s(worker.threads), asyncio.get_running_loop().time()
@@ -255,7 +255,7 @@ def _threads() -> set[str]:
 
 
 def _cpu_s(threads: set[str]) -> float:
-    """The processor time of threads of this process."""
+    """Return the CPU time of threads of this process."""
     return sum(int(Path(f"/proc/self/task/{one}/schedstat").read_text().split()[0]) for one in threads) / 1e9
 
 

@@ -34,12 +34,12 @@ _COMMON: Final = (
 
 
 def draw_size(random: Random) -> tuple[int, int]:
-    """The width and height of an image."""
+    """Return the width and height of an image."""
     common, any_size = random.choice(_COMMON), (random.randint(200, 2_000), random.randint(200, 2_000))
     return common if random.random() < 0.5 else any_size
 
 
 def tokens_of(width: int, height: int) -> int:
-    """The tokens of an image."""
+    """Return the tokens of an image."""
     shrink = max(1.0, sqrt(width * height / _MAX_PIXELS))
     return max(1, round(width / shrink / _PATCH)) * max(1, round(height / shrink / _PATCH))

@@ -8,7 +8,7 @@ __all__ = ["free_port"]
 
 
 def free_port() -> int:
-    """A free port of 127.0.0.1."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

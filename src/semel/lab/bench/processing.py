@@ -45,7 +45,7 @@ from semel.processing import Pool
 from semel.render import ChatRenderer, ChatTemplate, Pipeline, Tokenizer
 from semel.wire.codec import Frames, encode, pack
 from semel.wire.limits import Limits
-from semel.wire.translation import submit_of
+from semel.wire.translation import to_submit
 
 __all__ = ["run"]
 
@@ -105,15 +105,15 @@ def _new_checks(turns: _Turns) -> Iterator[Check]:
     yield Check(name, _IMAGES / mine.clock_s, "images/s", rate)
     if theirs is not None:
         yield Check.at_least(f"{name}, times vLLM's images per second", turns.ratio(), 2.5, unit="×")
-    spent_ms = None if theirs is None else theirs.processor_s / _IMAGES * 1e3
-    yield Check("processor time of a new image, all processes", mine.processor_s / _IMAGES * 1e3, "ms", spent_ms)
+    spent_ms = None if theirs is None else theirs.cpu_s / _IMAGES * 1e3
+    yield Check("CPU time of a new image, all processes", mine.cpu_s / _IMAGES * 1e3, "ms", spent_ms)
 
 
 def _known_checks(turns: _Turns) -> Iterator[Check]:
     mine, theirs = turns.medians()
-    name = "processor time of a known image, from the body to the engine's message"
-    spent_ms = None if theirs is None else theirs.processor_s / _REPEATS * 1e3
-    yield Check.at_most(name, mine.processor_s / _REPEATS * 1e3, 1, unit="ms", baseline=spent_ms)
+    name = "CPU time of a known image, from the body to the engine's message"
+    spent_ms = None if theirs is None else theirs.cpu_s / _REPEATS * 1e3
+    yield Check.at_most(name, mine.cpu_s / _REPEATS * 1e3, 1, unit="ms", baseline=spent_ms)
 
 
 async def _killing(ours: _Ours, bodies: Sequence[bytes]) -> list[Check]:
@@ -160,10 +160,10 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """One duration; the processor time is that of all processes involved."""
+    """One duration; the CPU time is that of all processes involved."""
 
     clock_s: float
-    processor_s: float
+    cpu_s: float
 
 
 class _Turns:
@@ -180,12 +180,12 @@ class _Turns:
         return _median([mine for mine, _ in self._turns]), _median(theirs) if theirs else None
 
     def ratio(self) -> float:
-        """How many times as long the other side takes by wall-clock time: the median over rounds."""
+        """Return how many times as long the other side takes by wall-clock time: the median over rounds."""
         return median(theirs.clock_s / mine.clock_s for mine, theirs in self._turns if theirs is not None)
 
 
 def _median(spans: Sequence[_Span]) -> _Span:
-    return _Span(median(span.clock_s for span in spans), median(span.processor_s for span in spans))
+    return _Span(median(span.clock_s for span in spans), median(span.cpu_s for span in spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,18 +228,18 @@ class _Ours:
         request = ChatCompletionRequest.model_validate_json(body)
         draft = await self.pipeline.read_chat(request.chat(), request.tenant())
         rendered = await self.pipeline.render(draft, infos.get)
-        submit = submit_of(
+        submit = to_submit(
             Submission("request", rendered.prompt, rendered.features, request.sampling()), rendered.features
         )
         return encode(1, 1, pack(submit, _LIMITS))
 
     async def _spent(self, work: Awaitable[None]) -> _Span:
-        clock_s, processor_s = perf_counter(), self._processor_s()
+        clock_s, cpu_s = perf_counter(), self._cpu_s()
         await work
-        return _Span(perf_counter() - clock_s, self._processor_s() - processor_s)
+        return _Span(perf_counter() - clock_s, self._cpu_s() - cpu_s)
 
-    def _processor_s(self) -> float:
-        return process_time() + sum(map(_processor_s_of, self.pool.pids))
+    def _cpu_s(self) -> float:
+        return process_time() + sum(map(_cpu_s, self.pool.pids))
 
 
 def _pipeline(folder: Path, pool: Pool, cache: SharedCache) -> Pipeline:
@@ -248,8 +248,8 @@ def _pipeline(folder: Path, pool: Pool, cache: SharedCache) -> Pipeline:
     return Pipeline(tokenizer, renderer, pool.process, described.fingerprint, Key(bytes(32)), cache)
 
 
-def _processor_s_of(pid: int) -> float:
-    """The processor time of another process, in ticks of the kernel."""
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of another process, in ticks of the kernel."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
@@ -301,15 +301,15 @@ def _serve_bare(folder: str) -> None:
             else:
                 runner.run(_at_once(render, bodies[:1]))
                 work = _one_by_one(render, bodies[:1] * _REPEATS)
-            clock_s, processor_s = perf_counter(), process_time()
+            clock_s, cpu_s = perf_counter(), process_time()
             runner.run(work)
-            spent = {"clock_s": perf_counter() - clock_s, "processor_s": process_time() - processor_s}
+            spent = {"clock_s": perf_counter() - clock_s, "cpu_s": process_time() - cpu_s}
             answers.write(json.dumps(spent) + "\n")
             answers.flush()
 
 
 def _bare_render(folder: Path) -> tuple[Render, Callable[[], None]]:
-    """What vLLM's API server does with a body, up to the frames for its engine core; and how to clear its cache."""
+    """Return vLLM's way from a body to the frames for its engine core, and a call that clears its cache."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest as BareRequest
     from vllm.renderers import renderer_from_config

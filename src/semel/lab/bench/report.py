@@ -36,12 +36,12 @@ class Check:
 
     @classmethod
     def at_least(cls, name: str, value: float, limit: float, *, unit: str, baseline: float | None = None) -> Self:
-        """A figure that must not be below its limit."""
+        """Return a figure that must not be below its limit."""
         return cls(name, value, unit, baseline, limit, value >= limit)
 
     @classmethod
     def at_most(cls, name: str, value: float, limit: float, *, unit: str, baseline: float | None = None) -> Self:
-        """A figure that must not be above its limit."""
+        """Return a figure that must not be above its limit."""
         return cls(name, value, unit, baseline, limit, value <= limit)
 
 
@@ -55,11 +55,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passes; the command's exit code."""
+        """Return whether every check passes; the command's exit code."""
         return all(check.ok for check in self.checks)
 
     def to_json(self) -> str:
-        """One object, on one line."""
+        """Return the report as one JSON object, on one line."""
         return json.dumps(asdict(self))
 
     def print_table(self, console: Console | None = None) -> None:
@@ -99,7 +99,7 @@ class Report:
 
 
 def describe_machine() -> dict[str, str | int | float]:
-    """The facts about the machine that a reader needs to judge the figures."""
+    """Return the facts about the machine that a reader needs to judge the figures."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine: dict[str, str | int | float] = {
         "cores": os.cpu_count() or 0,

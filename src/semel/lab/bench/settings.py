@@ -33,7 +33,7 @@ SCENARIO_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """How thorough a benchmark is, and where its figures go."""
+    """The effort of a benchmark, and the files for its figures."""
 
     quick: bool = flag(False, help="Finish within a minute; the figures are rougher.", group="Measurement")
     as_json: bool = flag(False, "json", help="Print one JSON object instead of a table.", group="Output")
@@ -42,7 +42,7 @@ class ReportSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamsOptions:
-    """What `semel bench streams` measures."""
+    """The options of `semel bench streams`."""
 
     streams: int = flag(2_000, help="Number of streams open at the same time.", group="Measurement", min=1)
     rate: float = flag(5.0, help="Tokens per second of each stream.", group="Measurement", min=0.1)
@@ -68,7 +68,7 @@ class StreamsSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What `semel bench fleet` measures."""
+    """The options of `semel bench fleet`."""
 
     workers: int = flag(1_000, help="Number of workers to choose from.", group="Measurement", min=2, max=10_000)
     sessions: int = flag(1_000, help="Number of sessions with one worker.", group="Measurement", min=1, max=1_000)
@@ -130,7 +130,7 @@ class CompareSettings:
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
-    """What `semel verify` takes besides vLLM's flags."""
+    """The options of `semel verify` besides vLLM's flags."""
 
     model: str | None = same_flag(CompareSettings, "model")
     baseline: str | None = same_flag(CompareSettings, "baseline")

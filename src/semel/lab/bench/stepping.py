@@ -50,7 +50,7 @@ class Stepper:
         is_async: bool = False,
         **engine_arguments: Any,
     ) -> Stepper:
-        """A scheduler of `kind` for the model in a folder.
+        """Return a scheduler of `kind` for the model in a folder.
 
         `encoder_embeds` is the size of the encoder cache and of the encoder's budget per step; by default vLLM's own.
         An asynchronous scheduler may plan a step before the last one is answered.
@@ -83,7 +83,7 @@ class Stepper:
     def request(
         name: str, items: Sequence[tuple[str, int, int]], *, tokens: int, max_new_tokens: int = 4, priority: int = 0
     ) -> Any:
-        """A request of `tokens` prompt tokens with items, each `(identifier, offset, length)`."""
+        """Return a request of `tokens` prompt tokens with items, each `(identifier, offset, length)`."""
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
@@ -117,7 +117,7 @@ class Stepper:
         self.scheduler.update_from_output(step.output, self.result(step))
 
     def result(self, step: Step) -> Any:
-        """What a model runner would make of a step."""
+        """Return what a model runner would make of a step."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         return ModelRunnerOutput(

@@ -155,13 +155,13 @@ async def _look(url: str, meter: Meter, pids: dict[str, int]) -> _Moment:
 
 
 def _memory_bytes(pid: int) -> int:
-    """The memory of a process; shared pages count by its share."""
+    """Return the memory of a process; shared pages count by its share."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _cpu_s(pid: int) -> float:
-    """The processor time of a process, without its children."""
+    """Return the CPU time of a process, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

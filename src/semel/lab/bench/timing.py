@@ -1,7 +1,7 @@
 """Times two functions against each other.
 
 They alternate, so that a slow second of the machine is slow for both, and the result is the median over the rounds. The
-time is the processor time of this thread: waiting for a busy processor does not count.
+time is the CPU time of this thread: waiting for a busy processor does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Compared:
 
 
 def time_s(work: Callable[[], object], *, times: int = 1) -> float:
-    """The seconds of one run of `work`, averaged over `times` runs."""
+    """Return the seconds of one run of `work`, averaged over `times` runs."""
     started = thread_time_ns()
     for _ in range(times):
         work()

@@ -61,7 +61,7 @@ def bench_serve(call: Call[CompareSettings]) -> None:
 
 @command(bench, ReportSettings)
 def processing(call: Call[ReportSettings]) -> None:
-    """Render chats with new and with known images, beside vLLM's renderer. Exits with 1 if a check fails."""
+    """Render chats with new and with known images, next to vLLM's renderer. Exits with 1 if a check fails."""
     from semel.lab.bench.processing import run
 
     _report(run, call.settings)
@@ -77,7 +77,7 @@ def encoder(call: Call[ReportSettings]) -> None:
 
 @command(bench, ReportSettings)
 def cache(call: Call[ReportSettings]) -> None:
-    """Hand features to other processes, beside one memcpy and vLLM's ring. Exits with 1 if a check fails."""
+    """Hand features to other processes, next to one memcpy and vLLM's ring. Exits with 1 if a check fails."""
     from semel.lab.bench.cache import run
 
     _report(run, call.settings)

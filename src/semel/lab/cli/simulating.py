@@ -30,7 +30,7 @@ _FAULTS: Final = "crash, broken, slow, join; with --level whole also drain, fron
 
 @dataclass(frozen=True, slots=True)
 class SimulateSettings:
-    """What `semel simulate` takes."""
+    """The options of `semel simulate`."""
 
     level: Literal["decisions", "whole"] = flag(
         "decisions",
@@ -117,7 +117,7 @@ def simulate(call: Call[SimulateSettings]) -> None:
 
 
 def _runs(settings: SimulateSettings, costs: Costs) -> dict[str, Figures]:
-    """The figures by who chose; the first are semel's."""
+    """Return the figures by who chose; the first are semel's."""
     if settings.level == "whole":
         return {"semel": _whole(settings, costs)}
     runs = {"semel": _decisions(settings, costs, is_round_robin=False)}
@@ -127,9 +127,9 @@ def _runs(settings: SimulateSettings, costs: Costs) -> dict[str, Figures]:
 
 
 def _decisions(settings: SimulateSettings, costs: Costs, *, is_round_robin: bool) -> Figures:
-    from semel.lab.simulate.cut import CellWorkload, sizes_of_cells
     from semel.lab.simulate.decisions import Decisions, Sizes
     from semel.lab.simulate.figures import Figures
+    from semel.lab.simulate.members import CellWorkload, sizes_of_cells
     from semel.lab.simulate.traces import load_workload
 
     faults = [_fault(text) for text in settings.fault]
@@ -180,7 +180,7 @@ def _whole(settings: SimulateSettings, costs: Costs) -> Figures:
 
 
 def _fault(text: str) -> Fault:
-    """A fault as it is written: `broken:worker=3,at_s=5,for_s=20`."""
+    """Return a fault as it is written: `broken:worker=3,at_s=5,for_s=20`."""
     from semel.lab.simulate import faults
 
     kind, _, rest = text.partition(":")

@@ -27,7 +27,7 @@ console = Console()
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What `semel testing model` takes."""
+    """The options of `semel testing model`."""
 
     family: str = flag(
         REQUIRED,
@@ -51,7 +51,7 @@ def model(call: Call[ModelSettings]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TestingWorkerSettings:
-    """What `semel testing worker` takes."""
+    """The options of `semel testing worker`."""
 
     model: str = same_flag(FrontendSettings, "model")
     listen: str = same_flag(WorkerSettings, "listen")
@@ -92,7 +92,7 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TestingServeSettings:
-    """What `semel testing serve` takes."""
+    """The options of `semel testing serve`."""
 
     model: str = same_flag(FrontendSettings, "model")
     rate: float = same_flag(TestingWorkerSettings, "rate")

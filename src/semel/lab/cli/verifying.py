@@ -47,7 +47,7 @@ def run_verify(settings: VerifySettings, flags: list[str]) -> int:
 
 
 def _configuration(settings: VerifySettings, flags: list[str]) -> Section:
-    """What the checks before a start say of the model and the flags."""
+    """Return what the checks before a start say of the model and the flags."""
     if settings.model is None:
         return Section("configuration", "skipped", "no model is named: a tiny one is made, or both servers run already")
     findings = list(engine_findings(settings.model, read_engine_flags(flags)))
@@ -61,7 +61,7 @@ def _configuration(settings: VerifySettings, flags: list[str]) -> Section:
 
 
 def _base(path: Path) -> Path:
-    """The path of both files without their suffixes, whichever of them was named."""
+    """Return the path of both files without their suffixes, whichever of them was named."""
     return path.with_suffix("") if path.suffix in (".md", ".json") else path
 
 

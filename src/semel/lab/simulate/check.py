@@ -1,4 +1,4 @@
-"""A simulated run beside a measured one of the same requests (`--against`).
+"""A simulated run next to a measured one of the same requests (`--against`).
 
 A recorded run has the requests in order, with the frontend that each went to, how many were asked at a time, and what
 was measured. It is simulated round by round, with empty caches each time, as it was run.
@@ -54,7 +54,7 @@ class RecordedImage(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """What `scripts/load --compare --record` writes."""
+    """The output of `scripts/load --compare --record`."""
 
     frontends: int
     workers: int
@@ -94,7 +94,7 @@ class Comparison:
 
     @property
     def is_within(self) -> bool:
-        """Whether it differs by no more than it may."""
+        """Return whether it differs by no more than it may."""
         return self.limit is None or abs(self.difference) <= self.limit
 
 
@@ -114,7 +114,7 @@ class _Round:
 
 
 def read_run(path: Path) -> RecordedRun:
-    """A recorded run; a `ConfigError` if the file is none."""
+    """Return a recorded run; a `ConfigError` if the file is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RecordedRun)
     except (OSError, msgspec.DecodeError) as error:
@@ -122,7 +122,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def plans(recorded: RecordedRun, costs: Costs, seed: int = 0) -> list[Plan]:
-    """What to simulate: a plan for each round."""
+    """Return what to simulate: a plan for each round."""
     limits = EngineLimits(block_tokens=recorded.block_tokens)
     size = FleetSize(recorded.frontends, recorded.workers, engine=limits)
     return [
@@ -139,7 +139,7 @@ def plans(recorded: RecordedRun, costs: Costs, seed: int = 0) -> list[Plan]:
 
 
 def measures(rounds: Sequence[Figures]) -> dict[str, float]:
-    """The figures of all rounds under the names of a recorded run."""
+    """Return the figures of all rounds under the names of a recorded run."""
     times = Times.of([second for figures in rounds for second in figures.whole_s])
     counters = {name: float(sum(getattr(figures, name) for figures in rounds)) for name in _COUNTERS}
     return counters | {"p50_s": times.p50, "p95_s": times.p95}
@@ -151,7 +151,7 @@ def predict(recorded: RecordedRun, costs: Costs, seed: int = 0) -> dict[str, flo
 
 
 def fit(recorded: RecordedRun, costs: Costs, seed: int = 0) -> Costs:
-    """The same costs with what each step takes besides, so that the median of a recorded run is met.
+    """Return the same costs with what each step takes besides, so that the median of a recorded run is met.
 
     That is code which takes no time under a virtual clock. Fit it on one run, and use it for others.
     """
@@ -162,7 +162,7 @@ def fit(recorded: RecordedRun, costs: Costs, seed: int = 0) -> Costs:
 
 
 def compare(recorded: RecordedRun, simulated: dict[str, float]) -> list[Comparison]:
-    """Every figure of a recorded run beside the simulated one."""
+    """Return every figure of a recorded run next to the simulated one."""
     limits: dict[str, float | None] = dict.fromkeys(_COUNTERS, _COUNTER_SHARE)
     limits |= _TIMES if recorded.engines == "modelled" else dict.fromkeys(_TIMES)
     return [

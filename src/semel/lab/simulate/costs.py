@@ -1,4 +1,4 @@
-"""What things cost in a simulated fleet, in seconds: guesses (`MODELLED`), or read from `semel bench serve --json`.
+"""The costs of a simulated fleet, in seconds: guesses (`MODELLED`), or read from `semel bench serve --json`.
 
 Only the costs of preprocessing, encoding and generating differ much between machines. Counts of encodes, hits and bytes
 hardly depend on any of them.
@@ -25,7 +25,7 @@ _HD_TOKENS: Final = 2_691
 
 @dataclass(frozen=True)
 class Costs:
-    """What a frontend, a network and an engine take for each thing."""
+    """The seconds that a frontend, a network and an engine take for each thing."""
 
     pixel_s: float = 33e-9
     """Of decoding and preprocessing, for each pixel of an image."""
@@ -59,15 +59,15 @@ class Costs:
         return self.pixel_s * item.width * item.height
 
     def encode_s(self, tokens: int) -> float:
-        """The encoder's time over so many tokens."""
+        """Return the encoder's time over so many tokens."""
         return self.encode_token_s * tokens
 
     def prefill_s(self, tokens: int) -> float:
-        """The language model's time over so many tokens of a prompt."""
+        """Return the language model's time over so many tokens of a prompt."""
         return self.prefill_token_s * tokens
 
     def step_s(self, batch: int) -> float:
-        """One token for each of so many requests."""
+        """Return the time of one token for each of so many requests."""
         return self.step_base_s + self.step_request_s * batch
 
     def transfer_s(self, nbytes: int) -> float:

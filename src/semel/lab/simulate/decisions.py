@@ -18,15 +18,14 @@ from semel.errors import ConfigError, SemelError, ServiceError, WorkerLost
 from semel.fleet.balance import Balance
 from semel.fleet.ejection import EjectionLimits
 from semel.fleet.failover import Failover, FleetHealth
+from semel.fleet.quarantine import Content, EngineRun
 from semel.fleet.ranking import Ranking, numbers_in
-from semel.fleet.suspicion import Content, EngineRun
 from semel.lab.bench.timing import without_garbage_collection
-from semel.lab.simulate.batches import Batches
+from semel.lab.simulate.batches import Batches, Kernel
 from semel.lab.simulate.costs import MODELLED, Costs
 from semel.lab.simulate.engine import Job, Prompts
 from semel.lab.simulate.faults import Broken, Crash, Fault, Join, Slow
 from semel.lab.simulate.figures import Figures
-from semel.lab.simulate.kernel import Kernel
 from semel.lab.simulate.members import AT_ONCE_S, ModelledRequest, ModelledWorker, Remakes, SilentHealth, Sizes
 from semel.lab.simulate.view import FleetView, FrontendView, name_of
 from semel.lab.simulate.workload import Ask, Item, Workload, digest_of
@@ -108,7 +107,7 @@ class Decisions:
         self.kernel.run(seconds)
 
     def holds(self, key: int, tenant: str = "tenant-0") -> int:
-        """How many workers hold an item."""
+        """Return how many workers hold an item."""
         digest = digest_of(tenant, key)
         return sum(digest in worker.items for worker in self._workers)
 
@@ -164,7 +163,7 @@ class Decisions:
         return serving[(frontend.turn - 1) % len(serving)] if serving else None
 
     def _make(self, frontend: FrontendView, digest: Digest, item: Item) -> float:
-        """When a frontend has a feature: from its cache, from one that is being made, or from its pool."""
+        """Return when a frontend has a feature: from its cache, from one that is being made, or from its pool."""
         now = self.kernel.now
         if frontend.features.get(digest) is not None:
             return max(now, frontend.making.get(digest, now))
@@ -238,7 +237,7 @@ class Decisions:
             self._begin(request)
 
     def _begin(self, request: ModelledRequest) -> None:
-        """The engine has all that it needs: it takes the request, and the frontend is told what it holds now."""
+        """The engine has all that it needs: it takes the request, and the frontend learns what it holds now."""
         worker, updates = request.worker, self._view.updates
         if request not in worker.requests:
             return

@@ -43,7 +43,7 @@ class EngineLimits:
 
 
 class Prompts:
-    """Where the items of each prompt are: a conversation's next prompt begins with its last one and the answer to it.
+    """The items' positions in prompts: a conversation's next prompt begins with its last one and the answer to it.
 
     What comes anew is behind that. If items that were shown are left out, everything is anew.
     """
@@ -52,7 +52,7 @@ class Prompts:
         self._last: dict[int, tuple[Ask, tuple[Placeholder, ...]]] = {}
 
     def places(self, ask: Ask) -> tuple[Placeholder, ...]:
-        """Where a prompt's items are."""
+        """Return where a prompt's items are."""
         items, at = ask.items, 0
         kept: tuple[Placeholder, ...] = ()
         last, places = self._last.get(ask.conversation, (None, ()))
@@ -116,13 +116,13 @@ class Job:
 
     @classmethod
     def of(cls, ask: Ask, name: str, keys: Sequence[bytes], places: Sequence[Placeholder], *, salt: int = 0) -> Job:
-        """The job of a request whose items have these digests and places."""
+        """Return the job of a request whose items have these digests and places."""
         request = Request(name, Timeline.decoder(places), list(keys))
         return cls(request, ask.prompt_tokens, ask.answer_tokens, hash((salt, ask.conversation)))
 
 
 def _stretches(request: Request, tokens: int, opening: int) -> list[_Stretch]:
-    """The parts of a prompt. Their keys are hashes of whole numbers: the same in every process."""
+    """Return the parts of a prompt. Their keys are hashes of whole numbers: the same in every process."""
     placeholders = request.timeline[:]
     ends = [*(placeholder.offset for placeholder in placeholders), tokens]
     found = [_Stretch(opening, 0, ends[0])]
@@ -264,7 +264,7 @@ class EngineModel:
         self.residency.release_all(job.request.id)
 
     def _plan(self, job: Job, tokens: int, embeds: int) -> tuple[int, int]:
-        """How many tokens of a prompt are computed in this step, and the embeddings that may yet be encoded in it."""
+        """Plan the tokens of a prompt that are computed in this step, and the embeddings that may yet be encoded."""
         if tokens <= 0:
             return 0, embeds
         if job.released < len(job.request.keys):

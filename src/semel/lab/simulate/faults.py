@@ -1,4 +1,4 @@
-"""What befalls a simulated fleet: faults at given times, or drawn from a seed.
+"""Faults of a simulated fleet: at given times, or drawn from a seed.
 
 Every fault ends: what was killed is started again, what was cut is healed. So a run can be held to its invariants.
 """

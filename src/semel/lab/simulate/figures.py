@@ -1,4 +1,4 @@
-"""What a simulated run is judged by: counters, times and loads; the same for both levels. Only simulated time is in it.
+"""Figures of a simulated run: counters, times and loads; the same for both levels. Only simulated time is in it.
 
 Of the same seed the JSON is the same, byte for byte.
 """
@@ -69,7 +69,7 @@ class Figures:
     requests: int = 0
     answered: int = 0
     refused: int = 0
-    """Told why they are not answered."""
+    """Refused with a reason."""
 
     failed_over: int = 0
     """Sent to a second worker."""
@@ -122,7 +122,7 @@ class Figures:
         return len(self._items)
 
     def json(self) -> dict[str, Any]:
-        """All of it, in sorted order."""
+        """Return all of it, in sorted order."""
         counters = {name: getattr(self, name) for name in _COUNTERS}
         return {
             **dict(sorted(counters.items())),
@@ -140,20 +140,20 @@ class Figures:
             "to_frontends": _flows(self.to_frontends),
         }
 
-    def print_table(self, console: Console, title: str, beside: Figures | None = None, heading: str = "") -> None:
-        """A table, with those of another run beside it if there is one."""
+    def print_table(self, console: Console, title: str, other: Figures | None = None, heading: str = "") -> None:
+        """A table, with those of another run next to it if there is one."""
         table = Table(title=title, title_justify="left")
         table.add_column("")
         table.add_column("semel", justify="right")
-        if beside is not None:
+        if other is not None:
             table.add_column(heading, justify="right")
-        others = None if beside is None else beside.rows()
+        others = None if other is None else other.rows()
         for place, (name, value) in enumerate(self.rows()):
             table.add_row(name, value, *([] if others is None else [others[place][1]]))
         console.print(table)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The figures for people: names and values."""
+        """Return the figures for people: names and values."""
         first, whole, loads = Times.of(self.first_token_s), Times.of(self.whole_s), Times.of(self.loads)
         messages = sum(flow.messages for flow in self.to_frontends.values())
         nbytes = sum(flow.nbytes for flow in self.to_frontends.values())

@@ -1,8 +1,8 @@
-"""What must be so at the end of every simulated run, when all requests have ended and all faults are over.
+"""Invariants at the end of every simulated run, when all requests have ended and all faults are over.
 
-Every request was answered once or told why. Every frontend is linked to every worker, and knows exactly what it holds.
-Nothing is left of any request: in an intake, in notes, in transfers, in an engine. Every byte that was sent was read, or
-was lost by a fault. Without a fault no session ends.
+Every request was answered once, or refused with a reason. Every frontend is linked to every worker, and knows exactly
+what it holds. Nothing is left of any request: in an intake, in notes, in transfers, in an engine. Every byte that was
+sent was read, or was lost by a fault. Without a fault no session ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class InvariantBroken(AssertionError):
 def check_invariants(
     frontends: Sequence[FrontendProcess], workers: Sequence[WorkerProcess], network: Network, *, has_faults: bool
 ) -> list[str]:
-    """What is wrong; empty if nothing is."""
+    """Return what is wrong; empty if nothing is."""
     by_address = {worker.address: worker for worker in workers}
     found: list[str] = []
     for frontend in frontends:

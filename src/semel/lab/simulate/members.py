@@ -1,20 +1,32 @@
-"""What a simulated fleet of decisions is made of: its sizes, a worker and a request."""
+"""Parts of a simulated fleet of decisions: its sizes, a worker, a request, and cells."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final, Literal
 
 from semel.core import Digest, LruMap, Placeholder
+from semel.core.rendezvous import rank
 from semel.fleet.ejection import Attempt, OutlierEjection
 from semel.fleet.failover import Failover, FleetHealth
 from semel.lab.simulate.batches import Batches
 from semel.lab.simulate.engine import EngineLimits
 from semel.lab.simulate.view import FrontendView, Link, name_of
-from semel.lab.simulate.workload import Ask, Item, digest_of
+from semel.lab.simulate.workload import Ask, Item, Workload, digest_of
 
-__all__ = ["AT_ONCE_S", "ModelledRequest", "ModelledWorker", "Remakes", "SilentHealth", "Sizes"]
+__all__ = [
+    "AT_ONCE_S",
+    "CellBy",
+    "CellWorkload",
+    "ModelledRequest",
+    "ModelledWorker",
+    "Remakes",
+    "SilentHealth",
+    "Sizes",
+    "sizes_of_cells",
+]
 
 AT_ONCE_S: Final = 0.02
 """With updates as often as this, workers tell everybody of items as soon as they have them."""
@@ -44,7 +56,7 @@ class Sizes:
 
     @property
     def interval_s(self) -> float:
-        """How often workers tell everybody."""
+        """Return how often workers tell everybody."""
         return self.announce_interval_s or (AT_ONCE_S if self.frontends <= _FEW_FRONTENDS else _ANNOUNCE_INTERVAL_S)
 
 
@@ -109,7 +121,7 @@ class ModelledRequest:
         self.link: Link
 
     def arrive(self) -> None:
-        """What it sends is there, or never will be."""
+        """Note that its data is there, or never will be."""
         if self.is_arriving:
             self.is_arriving = False
             self.link.sent.end(self.brought)
@@ -149,3 +161,41 @@ class Remakes:
     def _count(self, name: str, amount: float, at_once: bool) -> None:
         for one in (name, f"{name}_at_once") if at_once else (name,):
             self._counts[one] = self._counts.get(one, 0) + amount
+
+
+CellBy = Literal["tenant", "conversation"]
+
+
+@dataclass(frozen=True)
+class CellWorkload:
+    """The part of a workload that one cell gets."""
+
+    workload: Workload
+    cell: int
+    cells: int
+    by: CellBy = "tenant"
+
+    def asks(self, rng: Random) -> Iterator[Ask]:
+        """Yield its requests, in order of time."""
+        known: dict[str, bool] = {}
+        for ask in self.workload.asks(rng):
+            key = ask.tenant if self.by == "tenant" else str(ask.conversation)
+            if (is_ours := known.get(key)) is None:
+                is_ours = known[key] = self._is_ours(key)
+            if is_ours:
+                yield ask
+
+    def _is_ours(self, key: str) -> bool:
+        return max(range(self.cells), key=lambda cell: rank(f"cell-{cell}", key.encode()[:64])) == self.cell
+
+
+def sizes_of_cells(sizes: Sizes, cells: int) -> list[Sizes]:
+    """Return the fleet in so many parts, as equal as possible."""
+
+    def part(total: int, cell: int) -> int:
+        return total // cells + (cell < total % cells)
+
+    return [
+        replace(sizes, frontends=part(sizes.frontends, cell), workers=part(sizes.workers, cell))
+        for cell in range(cells)
+    ]

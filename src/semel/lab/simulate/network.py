@@ -32,7 +32,7 @@ _KINDS: Final[dict[int, str]] = {
 
 
 def kind_of(frames: Sequence[Buffer]) -> str:
-    """The kind of a message."""
+    """Return the kind of a message."""
     return _KINDS[frames[0][_TAG_AT]]
 
 
@@ -168,11 +168,11 @@ class Network:
         return sum(pipe.nbytes for connection in self.connections for pipe in connection.pipes)
 
     def is_cut(self, frontend: str, address: str) -> bool:
-        """Whether nothing gets through between two processes."""
+        """Return whether nothing gets through between two processes."""
         return (frontend, address) in self._cuts
 
     def between(self, frontends: Sequence[str], addresses: Sequence[str]) -> Iterator[Connection]:
-        """The connections between these."""
+        """Yield the connections between these."""
         for connection in list(self.connections):
             if connection.frontend in frontends and connection.address in addresses:
                 yield connection

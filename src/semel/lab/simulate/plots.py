@@ -19,7 +19,7 @@ _SIZE: Final = (7.5, 3.2)
 
 
 def draw(runs: Mapping[str, Figures], folder: Path) -> list[Path]:
-    """Draw the plots of one run, or of two beside each other. Returns their files."""
+    """Draw the plots of one run, or of two next to each other. Returns their files."""
     try:
         import matplotlib.figure
     except ImportError:
@@ -36,7 +36,7 @@ def draw(runs: Mapping[str, Figures], folder: Path) -> list[Path]:
 
 
 def _first_tokens(canvas: Canvas, runs: Mapping[str, Figures]) -> None:
-    """The share of requests that have their first token after so long."""
+    """Plot the share of requests that have their first token after so long."""
     p99 = ", ".join(f"{name} {Times.of(run.first_token_s).p99:.2f} s" for name, run in runs.items())
     axes = _axes(canvas, f"Time to the first token, 99 of 100 requests within: {p99}")
     for (name, run), colour in zip(runs.items(), _COLOURS, strict=False):
@@ -52,7 +52,7 @@ def _first_tokens(canvas: Canvas, runs: Mapping[str, Figures]) -> None:
 
 
 def _loads(canvas: Canvas, runs: Mapping[str, Figures]) -> None:
-    """How often a worker had so many requests."""
+    """Plot how often a worker had so many requests."""
     most = ", ".join(f"{name} {Times.of(run.loads).max:.0f}" for name, run in runs.items())
     axes = _axes(canvas, f"Requests at a worker; the most at any time: {most}")
     for number, ((name, run), colour) in enumerate(zip(runs.items(), _COLOURS, strict=False)):
@@ -69,7 +69,7 @@ def _loads(canvas: Canvas, runs: Mapping[str, Figures]) -> None:
 
 
 def _work(canvas: Canvas, runs: Mapping[str, Figures]) -> None:
-    """What is done more than once for each image."""
+    """Plot the work that is done more than once for each image."""
     encodes = ", ".join(f"{name} {_each(run, run.encodes):.2f}" for name, run in runs.items())
     axes = _axes(canvas, f"Encodes of each image: {encodes}")
     rows = ("encoded", "sent to a worker", "preprocessed")

@@ -65,7 +65,7 @@ _WORKER_KEYS: Final = transport_keys(_KEY, "worker")
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
-    """How many processes there are, and what each has."""
+    """The number of processes, and the size of each."""
 
     frontends: int = 4
     workers: int = 3
@@ -94,7 +94,7 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What all simulated processes share."""
+    """The state that all simulated processes share."""
 
     size: FleetSize
     costs: Costs
@@ -115,7 +115,7 @@ class Host:
         return None if self.network is None else VirtualClientSockets(self.network, self.addresses, frontend)
 
     def random(self, *names: object) -> Random:
-        """A source of its own for each."""
+        """Return a random source of its own for each."""
         return Random("/".join(map(str, (self.seed, *names))))
 
 
@@ -231,7 +231,7 @@ class FrontendProcess:
         await self.members.close()
 
     async def ask(self, ask: Ask, request_id: str, places: Sequence[int], on_token: Callable[[int], None]) -> None:
-        """Send a request and read its answer; raises what the client is told."""
+        """Send a request and read its answer; raises the error that the client gets."""
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)

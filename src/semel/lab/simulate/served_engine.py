@@ -44,7 +44,7 @@ class ModelledStream:
         self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """One token at a time."""
+        """Yield one token at a time."""
         sent = 0
         while sent < self.job.answer_tokens:
             while self._outputs:
@@ -82,11 +82,11 @@ class ModelledEngine:
         return frozenset(self._items)
 
     def holds(self, digest: Digest) -> bool:
-        """Whether an item is cached."""
+        """Return whether an item is cached."""
         return digest in self._items
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of a cached item."""
+        """Return what is known of a cached item."""
         return self._items.peek(digest)
 
     def watch(self, watcher: ItemCacheWatcher) -> None:

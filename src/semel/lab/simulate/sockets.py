@@ -71,7 +71,7 @@ class _Reader:
 
 
 class Addresses:
-    """Who listens where."""
+    """The listeners by address."""
 
     def __init__(self) -> None:
         self.listening: dict[str, _ServerSocket] = {}
@@ -229,7 +229,7 @@ class VirtualClientSockets:
         on_message: OnMessage,
         on_broken: Callable[[str], None],
     ) -> _ClientSocket:
-        """A socket that connects, as soon as somebody listens."""
+        """Return a socket that connects, as soon as somebody listens."""
         identity = f"{self._frontend}/{self._network.number()}".encode()
         socket = _ClientSocket(self._network, self._addresses, self._frontend, address, identity, on_message, on_broken)
         self._opened = [one for one in self._opened if not one._is_closed] + [socket]
@@ -260,7 +260,7 @@ class VirtualServerSockets:
         *,
         beside_another: bool,  # noqa: ARG002
     ) -> tuple[str, _ServerSocket]:
-        """A socket that listens."""
+        """Return a socket that listens."""
         self._bound.append(socket := _ServerSocket(self._network, self._addresses, address, on_message))
         return address, socket
 

@@ -47,12 +47,12 @@ class Trace:
     recorded: tuple[Ask, ...]
 
     def asks(self, rng: Random) -> Iterator[Ask]:  # noqa: ARG002
-        """The requests, in order of time."""
+        """Return the requests, in order of time."""
         return iter(self.recorded)
 
 
 def load_workload(name_or_file: str, *, rate: float, seconds: float) -> Workload:
-    """A workload by its name, or from a file: `.jsonl` is a trace, `.json` has the settings of a workload."""
+    """Return a workload by its name, or from a file: `.jsonl` is a trace, `.json` has the settings of a workload."""
     path = Path(name_or_file)
     if name_or_file in _SCRIPTS:
         return _talks(name_or_file, {}, rate, seconds)
@@ -86,7 +86,7 @@ def _value(value: Any) -> Any:
 
 
 def read_trace(path: Path) -> Iterator[Ask]:
-    """The requests of a trace: a JSON object on each line, with the fields of `Ask`, in order of time."""
+    """Yield the requests of a trace: a JSON object on each line, with the fields of `Ask`, in order of time."""
     decoder = msgspec.json.Decoder(Ask)
     last_s = 0.0
     with path.open("rb") as lines:

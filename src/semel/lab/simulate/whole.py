@@ -25,7 +25,7 @@ from semel.lab.simulate.processes import FleetSize, FrontendProcess, Host, Worke
 from semel.lab.simulate.served_engine import ModelledEngine
 from semel.lab.simulate.workload import Ask, Workload
 from semel.telemetry import Meter, metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 
 __all__ = ["Plan", "World", "run"]
 
@@ -48,7 +48,7 @@ _EXPLAINED: Final = (EngineFailed, NotReady, RequestQuarantined, WorkerLost)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is simulated."""
+    """The plan of a simulation."""
 
     workload: Workload
     size: FleetSize = field(default_factory=FleetSize)
@@ -262,7 +262,7 @@ class World:
             await asyncio.sleep(_SAMPLE_S)
 
     def collect(self) -> Figures:
-        """The figures of all processes."""
+        """Return the figures of all processes."""
         figures, network = self._figures, self._host.network
         for worker in self._workers:
             figures.by_worker[worker.address] = worker.submissions + worker.engine.submissions

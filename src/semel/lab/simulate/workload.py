@@ -1,4 +1,4 @@
-"""What clients ask of a simulated fleet: requests with their images, in order of time. The same seed asks the same.
+"""Workloads of a simulated fleet: requests with their images, in order of time. The same seed asks the same.
 
 A workload is a script (what a conversation shows from turn to turn) and the traffic (how many begin, when, of whom).
 Conversations have no memory of their length: each goes on after a turn with the same chance. So a run can begin with as
@@ -82,33 +82,33 @@ class Ask:
 
 
 class Workload(Protocol):
-    """Where requests come from."""
+    """A source of requests."""
 
     def asks(self, rng: Random) -> Iterator[Ask]:
-        """The requests, in order of time."""
+        """Return the requests, in order of time."""
         ...
 
 
 @lru_cache(_KEPT)
 def digest_of(tenant: str, key: int) -> Digest:
-    """The digest of an item: of each tenant another, as semel's are."""
+    """Return the digest of an item: of each tenant another, as semel's are."""
     return Digest(blake2b(f"{tenant}/{key}".encode(), digest_size=Digest.size).digest())
 
 
 @lru_cache(_KEPT)
 def image(key: int, size: tuple[int, int] | None = None) -> Item:
-    """The image with this key: always of the same size, one that users send, unless another is given."""
+    """Return the image with this key: always of the same size, one that users send, unless another is given."""
     width, height = size or draw_size(Random(key))
     tokens = tokens_of(width, height)
     return Item(key, width, height, tokens, tokens * _TOKEN_BYTES)
 
 
 class Script(Protocol):
-    """What a conversation shows."""
+    """The images of a conversation."""
 
     @property
     def turns(self) -> float:
-        """How many it has, on average."""
+        """Return how many it has, on average."""
         ...
 
     @property
@@ -127,7 +127,7 @@ def _cumulated(count: int, skew: float) -> Sequence[float]:
 
 
 def zipf(count: int, skew: float, rng: Random) -> int:
-    """A number below `count`: the lower, the more often."""
+    """Return a number below `count`: the lower, the more often."""
     cumulated = _cumulated(count, skew)
     return min(bisect_left(cumulated, rng.random() * cumulated[-1]), count - 1)
 
@@ -143,7 +143,7 @@ class Catalogue:
     think_s: float = 0.0
 
     def show(self, items: tuple[Item, ...], at_s: float, new: Iterator[int], rng: Random) -> tuple[Item, ...]:  # noqa: ARG002
-        """One image."""
+        """Show one image."""
         return (image(zipf(self.images, self.skew, rng), self.size),)
 
 
@@ -160,7 +160,7 @@ class Chats:
     size: tuple[int, int] | None = None
 
     def show(self, items: tuple[Item, ...], at_s: float, new: Iterator[int], rng: Random) -> tuple[Item, ...]:
-        """One image more, or none."""
+        """Show one image more, or none."""
         if rng.random() >= self.images_per_turn:
             return items
         return (*items, image(self._key(at_s, new, rng), self.size))
@@ -193,7 +193,7 @@ class Screens:
     size: tuple[int, int] = (1280, 720)
 
     def show(self, items: tuple[Item, ...], at_s: float, new: Iterator[int], rng: Random) -> tuple[Item, ...]:  # noqa: ARG002
-        """One screen more, and the oldest out of the window."""
+        """Show one screen more, and drop the oldest out of the window."""
         return (*items, image(next(new), self.size))[-self.window :]
 
 
@@ -209,7 +209,7 @@ class Documents:
     size: tuple[int, int] = (1240, 1754)
 
     def show(self, items: tuple[Item, ...], at_s: float, new: Iterator[int], rng: Random) -> tuple[Item, ...]:  # noqa: ARG002
-        """All pages of one document."""
+        """Show all pages of one document."""
         if items:
             return items
         first = zipf(self.documents, self.skew, rng) * self.pages
@@ -218,7 +218,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Traffic:
-    """How many requests come, and of whom."""
+    """The rate of requests, and their tenants."""
 
     rate: float
     """Requests a second, on average over a day."""
@@ -261,7 +261,7 @@ class Talks:
     traffic: Traffic
 
     def asks(self, rng: Random) -> Iterator[Ask]:
-        """The turns of all conversations, in order of time."""
+        """Yield the turns of all conversations, in order of time."""
         script, traffic = self.script, self.traffic
         new, numbers = count(_NEW), count()
 
@@ -301,7 +301,7 @@ def _think_s(script: Script, rng: Random) -> float:
 
 
 def _arrivals(traffic: Traffic, turns: float, rng: Random) -> Iterator[float]:
-    """When conversations begin: a Poisson process, thinned where the day is quieter."""
+    """Yield when conversations begin: a Poisson process, thinned where the day is quieter."""
     highest = traffic.rate * traffic.peak / turns
     at_s = 0.0
     while at_s < traffic.seconds:
@@ -312,7 +312,7 @@ def _arrivals(traffic: Traffic, turns: float, rng: Random) -> Iterator[float]:
 
 @cache
 def _sharpness(peak: float) -> float:
-    """The amplitude of the logarithm's sine for which the peak is so many times the mean."""
+    """Return the amplitude of the logarithm's sine for which the peak is so many times the mean."""
     low, high = 0.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -321,7 +321,7 @@ def _sharpness(peak: float) -> float:
 
 
 def _bessel(x: float) -> float:
-    """The mean of exp(x·sin) over a period."""
+    """Return the mean of exp(x·sin) over a period."""
     total = term = 1.0
     for k in range(1, 200):
         term *= (x / 2 / k) ** 2

@@ -103,9 +103,9 @@ class MemoryBlobs:
         if self.delay_s:
             self._is_closed.wait(max(0.0, min(self.delay_s, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
-            raise StoreLate("this store is told to be late")
+            raise StoreLate("this store was set to be late")
         if self.is_down:
-            raise StoreDown("this store is told to be down")
+            raise StoreDown("this store was set to be down")
 
     def _value(self, key: bytes) -> bytes | None:
         value, expires = self.values.get(key, (b"", 0.0))
@@ -115,5 +115,5 @@ class MemoryBlobs:
 
     def _store(self, key: bytes, value: bytes, ttl_ms: int | None) -> None:
         if self.capacity_bytes is not None and self.nbytes + len(value) > self.capacity_bytes:
-            raise StoreFull("this store is told to be full")
+            raise StoreFull("this store was set to be full")
         self.values[key] = (value, float("inf") if ttl_ms is None else self._clock() + ttl_ms / 1_000)

@@ -31,7 +31,7 @@ _FAULTY_TOKEN: Final[Mapping[EngineFault, int]] = {"second_token": 2, "no_token_
 
 
 def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
-    """The answer of an `EchoEngine`: four tokens."""
+    """Return the answer of an `EchoEngine`: four tokens."""
     hasher = blake3(",".join(map(str, prompt.token_ids)).encode())
     for item in prompt.items:
         for name, tensor in sorted(features[item.digest].tensors.items()):
@@ -54,7 +54,7 @@ class EchoStream:
         self.closed = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """One token at a time."""
+        """Yield one token at a time."""
         if self._missing:
             raise FeatureMissing(self._missing)
         with self._engine.answering():
@@ -111,11 +111,11 @@ class EchoEngine:
         return self._items.weight
 
     def holds(self, digest: Digest) -> bool:
-        """Whether an item is cached."""
+        """Return whether an item is cached."""
         return digest in self._items
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What is known of a cached item."""
+        """Return what is known of a cached item."""
         feature = self._items.peek(digest)
         return None if feature is None else FeatureInfo.of(feature)
 
@@ -156,7 +156,7 @@ class EchoEngine:
 
     @property
     def injection_refusal(self) -> str:
-        """Why it caches nothing; empty if it does."""
+        """Return why it caches nothing; empty if it does."""
         return "" if self.contract.cache_bytes else "the engine's item cache is off"
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:

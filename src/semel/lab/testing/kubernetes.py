@@ -50,7 +50,7 @@ class Pod:
 def slice_of(
     name: str, pods: Sequence[Pod], *, namespace: str = "semel", service: str = "workers", port: int = 9000
 ) -> dict[str, Any]:
-    """An EndpointSlice; its version is the server's business."""
+    """Return an EndpointSlice; its version is the server's business."""
     is_ipv6 = any(":" in pod.address for pod in pods)
     return {
         "apiVersion": _API,
@@ -103,7 +103,7 @@ class SliceServer:
         await self._record("DELETED", self._next_version_of(self._slices[name]))
 
     def compact(self) -> None:
-        """Forget how slices changed up to now: whoever watches from before has to list anew."""
+        """Forget how slices changed up to now: a watch from before has to list anew."""
         self._events.clear()
         self._oldest = self.version
 

@@ -45,7 +45,7 @@ class PacedStream:
         return not is_last
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """One token at a time."""
+        """Yield one token at a time."""
         sent = 0
         while sent < self._tokens:
             while self._outputs:

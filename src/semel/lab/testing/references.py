@@ -31,7 +31,7 @@ class Rejection(Exception):
 
 @dataclass
 class ReferenceServer:
-    """What the server keeps, and how it behaves."""
+    """The server's state and behaviour."""
 
     returns_ids: bool = True
     is_strict: bool = False
@@ -59,7 +59,7 @@ class ReferenceServer:
         self._media.clear()
 
     def answer(self, body: dict[str, Any], owner: str) -> dict[str, Any]:
-        """What a request is answered with; raises `Rejection`."""
+        """Return what a request is answered with; raises `Rejection`."""
         self.bodies.append(body)
         if self.faults:
             raise self.faults.pop(0)
@@ -76,7 +76,7 @@ class ReferenceServer:
         return {**answer, "media_ids": [one for one, _ in ids]} if body.get("return_media_ids") else answer
 
     def events(self, body: dict[str, Any], answer: dict[str, Any]) -> Iterator[str]:
-        """The same answer as a stream: ids come with the usage, and both only if they were requested."""
+        """Yield the same answer as a stream: ids come with the usage, and both only if they were requested."""
         head = {name: answer[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         for word in self.text.split():

@@ -27,7 +27,7 @@ class Mischief:
     """How many bytes of the last frame `truncate` leaves; modulo its size, so that any number is valid."""
 
     def apply(self, frames: Frames) -> list[Frames]:
-        """The messages that arrive instead."""
+        """Return the messages that arrive instead."""
         match self.kind:
             case "drop":
                 return []
@@ -86,7 +86,7 @@ class MemoryWire:
             self.worker_events += self._worker.tick(self.now)
 
     def _carry(self, messages: list[Frames]) -> list[Frames]:
-        """The messages that arrive of those sent in one direction at one time."""
+        """Return the messages that arrive of those sent in one direction at one time."""
         arriving: list[Frames] = []
         delayed: list[Frames] = []
         for message in messages:

@@ -38,14 +38,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a server said instead."""
+    """The error of a server that gave no answer."""
 
     status: int
     message: str
 
     @property
     def is_the_client_s(self) -> bool:
-        """Whether the request was at fault: two such refusals are alike. A server's own failure is like nothing."""
+        """Return whether the request was at fault: two such refusals are alike, a server's own failures are not."""
         return 400 <= self.status < 500
 
 
@@ -53,7 +53,7 @@ Reply = Answer | Refusal
 
 
 def reply_of(status: int, body: bytes) -> Reply:
-    """What a server answered a chat that asked for token ids and log probabilities."""
+    """Return what a server answered a chat that asked for token ids and log probabilities."""
     try:
         parsed = json.loads(body)
     except ValueError:
@@ -109,12 +109,12 @@ def _is_draw(logprobs: Mapping[str, float], tie: float) -> bool:
 
 
 def is_equal(one: Reply, other: Reply, tolerance: float) -> bool:
-    """Whether two answers are the same but for a tolerance."""
+    """Return whether two answers are the same but for a tolerance."""
     return distance(one, other, tolerance) <= tolerance
 
 
 def tolerance_of(distances: Iterable[float]) -> float:
-    """What semel may differ by, of what bare vLLM differs from itself by; infinite if that proves nothing."""
+    """Return what semel may differ by, of what bare vLLM differs from itself by; infinite if that proves nothing."""
     own = max(distances, default=0.0)
     if own <= _EXACT:
         return _EXACT

@@ -1,4 +1,4 @@
-"""What is wrong where semel answers otherwise than bare vLLM. Pure: from the answers alone.
+"""Causes of answers that differ from bare vLLM's. Pure: from the answers alone.
 
 Each kind of fault leaves its mark. An option of the processor changes how many tokens an image has. Planes that are
 swapped make semel answer an image as vLLM answers the same image with its planes swapped. An item that is lost makes it
@@ -35,7 +35,7 @@ class _Replies:
     tolerance: float
 
     def is_equal(self, mine: str, theirs: str) -> bool:
-        """Whether semel's answer to a question is vLLM's answer to another one."""
+        """Return whether semel's answer to a question is vLLM's answer to another one."""
         if mine not in self.mine or theirs not in self.theirs:
             return False
         return is_equal(self.mine[mine], self.theirs[theirs], self.tolerance)
@@ -44,7 +44,7 @@ class _Replies:
 def differences(
     questions: Sequence[Question], mine: Mapping[str, Reply], theirs: Mapping[str, Reply], tolerance: float
 ) -> list[Difference]:
-    """Each question that semel answers otherwise, and why. A modality that both refuse is no difference."""
+    """Return each question that semel answers otherwise, and why. A modality that both refuse is no difference."""
     replies = _Replies(mine, theirs, tolerance)
     found = []
     for question in questions:
@@ -66,7 +66,7 @@ def telling_pairs(questions: Sequence[Question], theirs: Mapping[str, Reply]) ->
 
 
 def alike_pairs(pairs: Sequence[tuple[str, str]], theirs: Mapping[str, Reply], tolerance: float) -> list[str]:
-    """The pairs that bare vLLM answers alike, so that a comparison of these would prove nothing."""
+    """Return the pairs that bare vLLM answers alike, so that a comparison of these would prove nothing."""
     return [f"{one} and {other}" for one, other in pairs if is_equal(theirs[one], theirs[other], tolerance)]
 
 

@@ -24,7 +24,7 @@ Replies = dict[str, Reply]
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What both servers answered."""
+    """The answers of both servers."""
 
     questions: tuple[Question, ...]
     semel: Replies
@@ -68,7 +68,7 @@ async def _ask_at_once(side: Side, questions: Sequence[Question]) -> Replies:
 
 
 def judge(parity: Parity) -> list[Section]:
-    """What the answers say: whether they can prove anything, then whether they are equal."""
+    """Return what the answers say: whether they can prove anything, then whether they are equal."""
     answered = [name for name, reply in parity.vllm.items() if isinstance(reply, Answer)]
     if not answered:
         words = "bare vLLM answers none of the questions: nothing can be compared"
@@ -102,7 +102,7 @@ def _parity(parity: Parity, found: list[Difference], later: list[Difference], to
 
 
 def _refused(parity: Parity) -> list[Section]:
-    """The modalities that both servers refuse."""
+    """Return the modalities that both servers refuse."""
     sections = []
     for modality in ("image", "audio", "video"):
         reply = parity.vllm.get(f"{modality} A")
@@ -114,7 +114,7 @@ def _refused(parity: Parity) -> list[Section]:
 
 
 def _telling(parity: Parity, tolerance: float) -> Section:
-    """Whether bare vLLM tells drawn items apart at all."""
+    """Return whether bare vLLM tells drawn items apart at all."""
     pairs = telling_pairs(parity.questions, parity.vllm)
     if not pairs:
         return Section("control", "unsure", "bare vLLM answers no two items, so nothing shows that it tells them apart")

@@ -92,7 +92,7 @@ def _images(rng: np.random.Generator) -> list[_Item]:
 
 
 def _controls(rng: np.random.Generator, item: _Item) -> Iterator[Question]:
-    """The first image, drawn again, with its planes swapped, and grey."""
+    """Yield the first image, drawn again, with its planes swapped, and grey."""
     pixels = _pixels(rng, *_SIZES[0])
     grey = np.repeat(pixels[:, :, :1], 3, axis=2)
     yield _question(item.name + SWAPPED, (_image(item.name, pixels[:, :, ::-1]),), is_control=True)

@@ -57,12 +57,12 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether it is proven: answers were compared and are equal, and nothing else failed."""
+        """Return whether it is proven: answers were compared and are equal, and nothing else failed."""
         return not self._failed and not self._unproven
 
     @property
     def verdict(self) -> str:
-        """What all of it says, in a sentence."""
+        """Return what all of it says, in a sentence."""
         if self._failed:
             return f"Not proven: {', '.join(self._failed)}"
         if self._unproven:
@@ -79,11 +79,11 @@ class VerifyReport:
         return [name for name in _PROOF if name not in passed]
 
     def to_json(self) -> str:
-        """One object."""
+        """Return the report as one JSON object."""
         return json.dumps({"verify": 1, "ok": self.ok, **asdict(self)}, indent=1, allow_nan=False, default=str) + "\n"
 
     def to_markdown(self) -> str:
-        """A page: the verdict, a table of the parts, what each found, and where it was run."""
+        """Return a page: the verdict, a table of the parts, what each found, and where it was run."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -107,7 +107,7 @@ class VerifyReport:
 
 
 def describe_host() -> dict[str, Any]:
-    """The machine, its GPUs and the versions of what computes."""
+    """Return the machine, its GPUs and the versions of what computes."""
     host: dict[str, Any] = dict(describe_machine())
     for name in _VERSIONS:
         try:
@@ -130,7 +130,7 @@ def _gpus() -> list[str]:
 
 
 def describe_model(model: str | None) -> dict[str, Any]:
-    """What kind of model it is, without its name: its architecture, its type, and a hash of its configuration."""
+    """Describe a model without its name: its architecture, its type, and a hash of its configuration."""
     path = None if model is None else Path(model).expanduser() / "config.json"
     if path is None or not path.is_file():
         return {"model": "not a folder of this machine"}
@@ -144,7 +144,7 @@ def describe_model(model: str | None) -> dict[str, Any]:
 
 
 def describe_flags(flags: Sequence[str]) -> list[str]:
-    """The names of flags, with values that are numbers or one plain word; everything else is left out."""
+    """Return the names of flags, with values that are numbers or one plain word; everything else is left out."""
     described = []
     for word in flags:
         name, equals, value = word.partition("=")
@@ -156,7 +156,7 @@ def describe_flags(flags: Sequence[str]) -> list[str]:
 
 
 def without_paths(words: str) -> str:
-    """The same words without those that may be a path or a URL, and not too many of them."""
+    """Return the same words without those that may be a path or a URL, and not too many of them."""
     return re.sub(r"\S*[/\\]\S*", _HIDDEN, words)[:_LONGEST]
 
 

@@ -44,7 +44,7 @@ _MODALITIES: Final[tuple[Modality, ...]] = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What is to be proven."""
+    """The subject of a proof."""
 
     servers: Options
     """The two servers; `only` names the scenarios that are measured."""
@@ -81,13 +81,13 @@ async def _with_servers(proof: Proof, tell: Tell) -> list[Section]:
 
 
 def _kind(error: Exception) -> str:
-    """The last line of an error without what may be a path."""
+    """Return the last line of an error without what may be a path."""
     words = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     return without_paths(words)
 
 
 def _self_test(bench: Bench) -> Section:
-    """What the worker's own self-test said when it started."""
+    """Return what the worker's own self-test said when it started."""
     log = bench.sides.semel.server.log
     if log is None:
         return _skipped("self-test", "the servers were not started here; a worker that fails it refuses the modality")
@@ -108,7 +108,7 @@ async def _compared(bench: Bench, seed: int) -> list[Section]:
 
 
 async def _counters(bench: Bench) -> Scrape | None:
-    """The metrics of semel's side: of its frontend, and of its worker where that can be reached."""
+    """Return the metrics of semel's side: of its frontend, and of its worker where that can be reached."""
     side = bench.sides.semel
     text = await side.client.read("/metrics")
     if metrics.POOL_PROCESSED.name not in text:
@@ -121,7 +121,7 @@ async def _counters(bench: Bench) -> Scrape | None:
 
 
 def _once(answered: Sequence[Question], before: Scrape | None, after: Scrape | None) -> Section:
-    """Whether each item was preprocessed and encoded once, by the servers' own counters."""
+    """Return whether each item was preprocessed and encoded once, by the servers' own counters."""
     if before is None or after is None:
         return _skipped("once", "semel's /metrics cannot be read: they are on another port, or need a key")
     items = {part for question in answered for part in (question.parts or (question.name,)) if question.modalities}
@@ -152,7 +152,7 @@ async def _speed(servers: Running, names: Sequence[str], flags: Sequence[str]) -
 
 
 def speed_of(rows: Sequence[Row], flags: Sequence[str] = ()) -> Section:
-    """The figures beside bare vLLM's, and the limits that are not kept.
+    """Return the figures next to bare vLLM's, and the limits that are not kept.
 
     Without a prefix cache the engine computes the prompt of a repeated image each time, on both sides: most of what the
     image adds is vLLM's, and its limit means nothing.

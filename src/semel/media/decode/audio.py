@@ -89,7 +89,7 @@ def _read_mono(container: av.container.InputContainer, limits: DecodeLimits, sam
 
 
 def _mean(frame: av.AudioFrame) -> np.ndarray:
-    """The mean of a frame's channels, with shape (1, samples).
+    """Return the mean of a frame's channels, with shape (1, samples).
 
     For a frame with one plane per channel, PyAV searches for the end of the planes. FFmpeg does not mark it if there
     are more than eight planes, and PyAV then reads the memory after them. So frames are packed here: all channels in

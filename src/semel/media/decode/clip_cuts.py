@@ -79,7 +79,7 @@ def _quietest(samples: np.ndarray, window: int) -> int:
 
 
 def wav_of(samples: np.ndarray, sampling_rate: int) -> bytes:
-    """A WAV file with these samples, one channel of float32."""
+    """Return a WAV file with these samples, one channel of float32."""
     data = samples.astype("<f4").tobytes()
     head = _HEAD.pack(
         *(b"RIFF", _HEAD.size - 8 + len(data), b"WAVE", b"fmt ", 16),

@@ -165,7 +165,7 @@ def _decode(container: av.container.InputContainer, count: int) -> Iterator[av.V
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """How to display a frame's pixels: transpose first, then mirror."""
+    """The display transform of a frame's pixels: transpose first, then mirror."""
 
     swapped: bool
     mirrored_x: bool
@@ -173,7 +173,7 @@ class _Turn:
 
     @classmethod
     def of(cls, frame: av.VideoFrame) -> Self:
-        """The display matrix of a frame, to the nearest quarter turn; without one, no rotation."""
+        """Return the display matrix of a frame, to the nearest quarter turn; without one, no rotation."""
         if (matrix := frame.side_data.get("DISPLAYMATRIX")) is None:
             return cls(False, False, False)
         a, b, _, c, d, *_ = _MATRIX.unpack(bytes(matrix)[: _MATRIX.size])
@@ -182,6 +182,6 @@ class _Turn:
         return cls(False, a < 0, d < 0)
 
     def apply(self, pixels: np.ndarray) -> np.ndarray:
-        """The pixels as displayed."""
+        """Return the pixels as displayed."""
         upright = pixels.swapaxes(0, 1) if self.swapped else pixels
         return upright[:: -1 if self.mirrored_y else 1, :: -1 if self.mirrored_x else 1]

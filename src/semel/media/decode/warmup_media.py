@@ -22,12 +22,12 @@ _PITCH_HZ: Final = 440.0
 
 
 def sample_image(number: int = 0) -> Media:
-    """A colour gradient of 1024×1024 pixels as a PNG file; it differs for each one-byte number."""
+    """Return a colour gradient of 1024×1024 pixels as a PNG file; it differs for each one-byte number."""
     return image_file(_SIDE, _SIDE, number)
 
 
 def image_file(width: int, height: int, number: int = 0) -> Media:
-    """A colour gradient of any size as a PNG file."""
+    """Return a colour gradient of any size as a PNG file."""
     row = bytes(value for x in range(width) for value in (x // 4 % 256, number, 255 - x // 4 % 256))
     pixels = b"".join(b"\0" + row for _ in range(height))  # each row begins with its filter type: none
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
@@ -36,7 +36,7 @@ def image_file(width: int, height: int, number: int = 0) -> Media:
 
 
 def sample_clip(number: int = 0, *, seconds: float = 1.0) -> Media:
-    """A tone as a WAV file; it differs for each number."""
+    """Return a tone as a WAV file; it differs for each number."""
     step = 2 * math.pi * (_PITCH_HZ + number) / _RATE
     samples = array("h", (int(8_192 * math.sin(step * index)) for index in range(int(seconds * _RATE))))
     buffer = io.BytesIO()
@@ -47,13 +47,13 @@ def sample_clip(number: int = 0, *, seconds: float = 1.0) -> Media:
 
 
 def sample_video(number: int = 0) -> Media:
-    """Two seconds of a moving gradient as an MP4 file, which is stored, since making one takes a codec."""
+    """Return two seconds of a moving gradient as an MP4 file, which is stored, since making one takes a codec."""
     del number
     return Media("video", Path(__file__).with_name("sample.mp4").read_bytes(), "video/mp4")
 
 
 def video_file(frames: int, width: int, height: int) -> Media:
-    """A moving gradient of any size, four frames a second, as an MP4 file."""
+    """Return a moving gradient of any size, four frames a second, as an MP4 file."""
     import av
     import numpy as np
 
@@ -78,5 +78,5 @@ SAMPLES: Final[Mapping[Modality, Callable[[int], Media]]] = {
 
 
 def png_chunk(name: bytes, data: bytes) -> bytes:
-    """A chunk of a PNG file."""
+    """Return a chunk of a PNG file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

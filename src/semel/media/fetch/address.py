@@ -1,4 +1,4 @@
-"""Which addresses are on the public internet: one table, the same under every version of Python. Pure.
+"""Addresses of the public internet: one table, the same under every version of Python. Pure.
 
 `ipaddress` changed its answers between versions, and serves more purposes than this one. Here an IPv4 address is public
 unless it is in the table. An IPv6 address is public only if it is in the one range that public addresses come from, and
@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def unmapped(address: Address) -> Address:
-    """The address that is finally reached: the IPv4 address inside an IPv4-mapped or NAT64 address."""
+    """Return the address that is finally reached: the IPv4 address inside an IPv4-mapped or NAT64 address."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:
@@ -77,7 +77,7 @@ def unmapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether this address leads to the same host from anywhere on the internet."""
+    """Return whether this address leads to the same host from anywhere on the internet."""
     address = unmapped(address)
     if isinstance(address, IPv6Address) and address not in _PUBLIC_IPV6:
         return False

@@ -40,7 +40,7 @@ class NoAddress(OSError):
 
 
 async def look_up(host: str, threads: Executor | None = None) -> Sequence[str]:
-    """The addresses of a name from the machine's own resolver; uses one of these threads meanwhile."""
+    """Return the addresses of a name from the machine's own resolver; uses one of these threads meanwhile."""
     ask = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     found = await asyncio.get_running_loop().run_in_executor(threads, ask)
     return [str(sockaddr[0]) for _, _, _, _, sockaddr in found]
@@ -54,7 +54,7 @@ class CheckedResolver(AbstractResolver):
         self._lookup = lookup
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
-        """The permitted numeric addresses; raises `NoAddress` if there is none.
+        """Return the permitted numeric addresses; raises `NoAddress` if there is none.
 
         The lookup continues after its fetch has ended, and holds that fetch's permit: the thread is still in use.
         """
@@ -91,7 +91,7 @@ class CheckedConnector(TCPConnector):
         )
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:  # noqa: ASYNC109
-        """A new or reused connection whose peer has been checked."""
+        """Return a new or reused connection whose peer has been checked."""
         connection = await super().connect(req, traces, timeout)
         peer = connection.transport.get_extra_info("peername") if connection.transport is not None else None
         address = parse_address(peer[0]) if peer else None

@@ -136,7 +136,7 @@ class Downloader:
             return _Answer(freshness, await self._body(response, spend))
 
     async def _get(self, url: WebUrl, conditions: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """The head of a response; retried once if the connection fails.
+        """Return the head of a response; retried once if the connection fails.
 
         The client library itself retries once if a connection breaks before the response.
         """
@@ -190,7 +190,7 @@ class _Answer:
 
 
 def _request_url(url: WebUrl) -> URL:
-    """The URL as the client library needs it, from its parts: nothing in it is parsed or quoted again."""
+    """Return the URL as the client library needs it, from its parts: nothing in it is parsed or quoted again."""
     path, _, query = url.target.partition("?")
     return URL.build(scheme=url.scheme, host=url.host, port=url.port, path=path, query_string=query, encoded=True)
 
@@ -207,6 +207,6 @@ def _location(url: WebUrl, response: aiohttp.ClientResponse) -> WebUrl:
 
 
 def _reason(error: BaseException) -> str:
-    """The reason of a failure, for the log. The texts of aiohttp's own errors contain whole URLs."""
+    """Return the reason of a failure, for the log. The texts of aiohttp's own errors contain whole URLs."""
     cause = error.__cause__ if isinstance(error, aiohttp.ClientError) else error
     return type(error).__name__ + (f": {cause}" if isinstance(cause, OSError) and str(cause) else "")

@@ -1,4 +1,4 @@
-"""How long a response may be reused: HTTP's rules for a private cache (RFC 9111). Pure.
+"""Freshness of a response: HTTP's rules for a private cache (RFC 9111). Pure.
 
 Only the origin's statements count: a response without a lifetime is revalidated on every use, and nothing is ever
 served stale. Each response is cached for one tenant, so `private` does not prevent it and `s-maxage` does not apply.
@@ -27,7 +27,7 @@ _DIRECTIVE: Final = re.compile(r"""\s*+([^\s=,;"]++)(?:\s*+=\s*+(?:"((?:[^"\\]|\
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """What a response states about its reuse, and when it was received."""
+    """The reuse that a response allows, and the time when it was received."""
 
     received_at: float
     """Time of arrival."""
@@ -62,17 +62,17 @@ class Freshness:
         )
 
     def is_fresh(self, now: float) -> bool:
-        """Whether it may be used without revalidation. A clock that was set back makes nothing fresh."""
+        """Return whether it may be used without revalidation. A clock that was set back makes nothing fresh."""
         held_s = now - self.received_at
         return self.storable and held_s >= 0 and self.age_s + held_s < self.lifetime_s
 
     def conditions(self) -> dict[str, str]:
-        """The fields of a request that revalidates this response."""
+        """Return the fields of a request that revalidates this response."""
         fields = {"If-None-Match": self.headers.get("etag"), "If-Modified-Since": self.headers.get("last-modified")}
         return {name: value for name, value in fields.items() if value}
 
     def confirmed(self, headers: Mapping[str, str], *, sent_at: float, received_at: float) -> Freshness:
-        """The freshness after a 304 with these fields: fields that the 304 omits stay."""
+        """Return the freshness after a 304 with these fields: fields that the 304 omits stay."""
         kept = {name: value for name, value in self.headers.items() if name not in ("age", "date")}
         return Freshness.of({**kept, **headers}, sent_at=sent_at, received_at=received_at)
 
@@ -95,7 +95,7 @@ def _lifetime_s(headers: Mapping[str, str], directives: Mapping[str, str], made_
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
-    """Each directive and its value. The text must parse to its end; otherwise it counts as a prohibition."""
+    """Yield each directive and its value. The text must parse to its end; otherwise it counts as a prohibition."""
     found: dict[str, str] = {}
     position = 0
     while position < len(text) and (match := _DIRECTIVE.match(text, position)) is not None:

@@ -1,4 +1,4 @@
-"""Which URLs may be fetched: decided from values alone, and denied unless allowed (threats S1).
+"""Rules for the URLs that may be fetched: from values alone, and denied unless allowed (threats S1).
 
 A host must be allowed by name, and its address must be public or in an allowed network. Hosts that only `*` allows may
 have public addresses only: an operator who allows a private network must name the hosts in it. No I/O.
@@ -47,11 +47,11 @@ class HostRule:
             raise ConfigError(f"--allowed-media-domains {text}: {error}") from None
 
     def matches(self, url: WebUrl) -> bool:
-        """Whether the rule allows a URL's host and port."""
+        """Return whether the rule allows a URL's host and port."""
         return url.port == (self.port or _USUAL_PORTS[url.scheme]) and (self.host == "*" or self.names(url.host))
 
     def names(self, host: str) -> bool:
-        """Whether the rule names a host or a domain above it. A rule for any host names none."""
+        """Return whether the rule names a host or a domain above it. A rule for any host names none."""
         return host == self.host or (self.host.startswith(".") and host.endswith(self.host))
 
 
@@ -62,7 +62,7 @@ class AddressScope:
     networks: tuple[Network, ...] = ()
 
     def covers(self, address: Address) -> bool:
-        """Whether a connection to this address is allowed."""
+        """Return whether a connection to this address is allowed."""
         address = unmapped(address)
         inside = [network for network in self.networks if address in network]
         if address in METADATA:
@@ -79,7 +79,7 @@ class Folder:
 
     @classmethod
     def find(cls, path: Path) -> Self:
-        """The folder at a path, which must exist."""
+        """Return the folder at a path, which must exist."""
         try:
             real = path.resolve(strict=True)
         except OSError:
@@ -89,13 +89,13 @@ class Folder:
         return cls(path.absolute(), real)
 
     def names(self, path: Path) -> bool:
-        """Whether a path begins like one in the folder. Only opening it shows where it leads."""
+        """Return whether a path begins like one in the folder. Only opening it shows where it leads."""
         return path.is_relative_to(self.path) or path.is_relative_to(self.real)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPolicy:
-    """Which media URLs may be fetched. By default: none."""
+    """The media URLs that may be fetched. By default: none."""
 
     allowed_domains: tuple[HostRule, ...] = ()
     """Allowed hosts."""
@@ -153,7 +153,7 @@ class MediaPolicy:
         return flags
 
     def reach(self, host: str, port: int) -> AddressScope:
-        """The addresses that a host may have; those in allowed networks only if a rule names the host."""
+        """Return the addresses that a host may have; those in allowed networks only if a rule names the host."""
         named = any(rule.names(host) and rule.port in (None, port) for rule in self.allowed_domains)
         return self.widest_reach if named else AddressScope()
 

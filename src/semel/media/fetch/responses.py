@@ -20,7 +20,7 @@ __all__ = ["ResponseCache", "ResponseKey", "StoredResponse"]
 ResponseKey = tuple[Tenant, WebUrl]
 
 _OVERHEAD_BYTES: Final = 2_048
-"""What an entry is charged beside its bytes and its texts: the objects that hold them."""
+"""What an entry is charged besides its bytes and its texts: the objects that hold them."""
 
 _HOP_BYTES: Final = 256
 """The same, for every URL."""
@@ -52,11 +52,11 @@ class ResponseCache:
         return len(self._stored)
 
     def get(self, key: ResponseKey) -> StoredResponse | None:
-        """A response, fresh or stale, which becomes the most recently used."""
+        """Return a response, fresh or stale, which becomes the most recently used."""
         return None if (stored := self._stored.get(key)) is None else stored[1]
 
     def peek(self, key: ResponseKey) -> StoredResponse | None:
-        """A response, for somebody who leaves no trace."""
+        """Return a response, for somebody who leaves no trace."""
         return None if (stored := self._stored.peek(key)) is None else stored[1]
 
     def put(self, key: ResponseKey, response: StoredResponse) -> None:
@@ -72,7 +72,7 @@ class ResponseCache:
 
 
 def _charge(key: ResponseKey, response: StoredResponse) -> int:
-    """What an entry takes, its URLs, its tenant and the fields that its server chose included (threats S24)."""
+    """Return what an entry takes, its URLs, its tenant and the fields that its server chose included (threats S24)."""
     tenant, url = key
     urls = {id(one): one for one in (url, *response.hops)}.values()  # the first hop is the key's own
     texts = [tenant.name, tenant.salt or "", *response.freshness.headers.values()]

@@ -66,7 +66,7 @@ class WebUrl:
         return self.origin + self.path[:_EXCERPT_CHARS]
 
     def join(self, location: str) -> WebUrl:
-        """The target of a redirect from here; anything but a web URL is refused."""
+        """Return the target of a redirect from here; anything but a web URL is refused."""
         if location.startswith("//"):
             location = f"{self.scheme}:{location}"
         elif location.startswith("/"):
@@ -122,7 +122,7 @@ def _web(found: re.Match[str]) -> WebUrl:
 
 
 def parse_host(text: str) -> str:
-    """The canonical form of a host: a name, an IPv4 address, or an IPv6 address (in brackets in the text)."""
+    """Return the canonical form of a host: a name, an IPv4 address, or an IPv6 address (in brackets in the text)."""
     if text.startswith("["):
         address = parse_address(text[1:-1])
         if address is None or ":" not in text:
@@ -161,7 +161,7 @@ def _file(text: str) -> FileUrl:
 
 
 def _without_dots(target: str) -> str:
-    """A target whose path has no `.` and `..`, removed as in RFC 3986 (5.2.4)."""
+    """Return a target whose path has no `.` and `..`, removed as in RFC 3986 (5.2.4)."""
     path, mark, query = target.partition("?")
     kept: list[str] = []
     segments = path.split("/")[1:]

@@ -1,4 +1,4 @@
-"""What runs in a process of the pool: `python -m semel.processing.pool.child FD [MEMORY] [json]`.
+"""The program of a pool process: `python -m semel.processing.pool.child FD [MEMORY] [json]`.
 
 It serves one pipe, one order at a time, and ends when the other end closes, however that happened. Media are decoded
 here and nowhere else, under a limit of memory and of time (threats S6): what native code does wrong ends this process
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import logging
 import os
 import resource
@@ -19,19 +20,20 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from semel.cache import Window
 from semel.core import Assembly, Feature, Media, Probes
-from semel.errors import ConfigError, MediaTooLarge, ProtocolError, SemelError, ServiceError
+from semel.errors import ConfigError, MediaTooLarge, PromptTooLong, ProtocolError, SemelError, ServiceError
 from semel.media import Pieces
+from semel.media.decode.image import FORMATS
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing.folder import find_tokenizer
-from semel.processing.header import check_header
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     Assemble,
@@ -52,23 +54,23 @@ from semel.processing.pool.pipe import (
     Write,
     decode_order,
     encode,
-    encode_error,
-    encode_feature,
     encode_pieces,
-    feature_payload,
     read_header,
+    to_failure,
+    to_made,
+    to_payload,
     write,
 )
-from semel.processing.pool.prompts import decode_prompt, encode_assembly, payload_of_assembly
+from semel.processing.pool.prompts import decode_prompt, payload_of_assembly, to_assembled
 from semel.processing.pool.text import text_answer
 from semel.processing.probes import run_probes
 from semel.processing.processor import Processor, load_processor
 from semel.processing.sandbox import Sandbox, check_whole, enter_sandbox
 from semel.processing.tensors import is_out_of_memory
-from semel.processing.vocabulary import EngineTokenizer, Vocabulary, vocabulary_of
+from semel.processing.vocabulary import EngineTokenizer, Vocabulary, to_vocabulary
 from semel.telemetry.logs import log_to_stderr
 
-__all__ = ["log_as_child", "main", "serve", "warm_up"]
+__all__ = ["check_header", "log_as_child", "main", "serve", "tokens_from_header", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +112,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         # The probes run inside: what they show of the decoders is then true of what clients send.
         description = Description.of(processor, vocabulary, _probes(load, processor))
     except Exception as error:  # noqa: BLE001 the edge of the process
-        pipe.sendall(encode(encode_error(_ours(error, load))))
+        pipe.sendall(encode(to_failure(_ours(error, load))))
         return
     pipe.sendall(encode(Ready(description, sandbox)))
     while True:
@@ -156,7 +158,7 @@ def _probes(load: Load, processor: Processor) -> Probes | None:
 
 def _vocabulary(load: Load, processor: Processor) -> Vocabulary | None:
     folder = find_tokenizer(Path(load.folder), load.target.rendering)
-    return vocabulary_of(processor.tokenizer, folder, processor.placeholders.values())
+    return to_vocabulary(processor.tokenizer, folder, processor.placeholders.values())
 
 
 def warm_up(processor: Processor) -> None:
@@ -192,13 +194,13 @@ def _give_back_memory_if_idle(pipe: socket.socket) -> None:
 
 
 def _is_used_up(load: Load) -> bool:
-    """Whether what is left of earlier items would soon have innocent ones refused."""
+    """Return whether what is left of earlier items would soon have innocent ones refused."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return limit != resource.RLIM_INFINITY and _data_bytes() > limit - load.max_memory_bytes // 2
 
 
 def _data_bytes() -> int:
-    """What the kernel counts against the limit: private writable memory, touched or not."""
+    """Return what the kernel counts against the limit: private writable memory, touched or not."""
     for line in os.pread(_status(), 8_192, 0).decode().splitlines():
         name, _, value = line.partition(":")
         if name == "VmData":
@@ -221,7 +223,7 @@ def _answer(
         made = _described(work.item, result)
         head = encode(made, made.payload_bytes)
     except Exception as error:  # noqa: BLE001 the edge of the process
-        failed = encode_error(_ours(error, load))
+        failed = to_failure(_ours(error, load))
     else:
         if isinstance(result, Pieces):
             _send_pieces(pipe, Offer(work.item, made.payload_bytes), head, result)
@@ -239,7 +241,7 @@ def _answer(
 def _described(item: int, result: Feature | Pieces | Assembly) -> Made | ClipPieces | Assembled:
     if isinstance(result, Pieces):
         return encode_pieces(item, result)
-    return encode_assembly(item, result) if isinstance(result, Assembly) else encode_feature(item, result)
+    return to_assembled(item, result) if isinstance(result, Assembly) else to_made(item, result)
 
 
 def _answer_text(
@@ -250,7 +252,7 @@ def _answer_text(
         answer, data = text_answer(EngineTokenizer(processor.tokenizer), work, payload)
         head = encode(answer, len(data))
     except Exception as error:  # noqa: BLE001 the edge of the process
-        pipe.sendall(encode(encode_error(_ours(error, load))))
+        pipe.sendall(encode(to_failure(_ours(error, load))))
     else:
         pipe.sendall(head)
         pipe.sendall(data)
@@ -268,7 +270,7 @@ def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory
         pipe.sendall(encode(write(made, feature, memory.view(0, made.tensor_bytes))))
         return
     pipe.sendall(head)
-    for piece in feature_payload(made, feature):
+    for piece in to_payload(made, feature):
         pipe.sendall(piece)
 
 
@@ -304,7 +306,7 @@ def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature 
 
 
 def _ours(error: Exception, load: Load) -> SemelError:
-    """The error that the pool gets to see."""
+    """Return the error that the pool gets to see."""
     if isinstance(error, SemelError):
         return error
     if isinstance(error, MemoryError) or is_out_of_memory(error):
@@ -327,6 +329,35 @@ def _read(pipe: socket.socket, size: int) -> bytes:
     if len(data := pipe.recv(size, socket.MSG_WAITALL)) < size:
         raise EOFError
     return data
+
+
+def check_header(processor: Any, media: Media, options: Mapping[str, object], max_tokens: int) -> None:
+    """Refuse an image that alone has more tokens than the model takes, before a pixel is decoded (threats S29).
+
+    HF processors declare how many tokens an image of a size becomes. Where one does not, its offer is checked.
+    """
+    if media.modality != "image" or (tokens := tokens_from_header(processor, media.data, options)) is None:
+        return
+    if tokens >= max_tokens:
+        raise PromptTooLong(
+            f"the image alone has {tokens:,} tokens; the model takes {max_tokens:,} with the answer: send a smaller "
+            "one, or lower min_pixels in mm_processor_kwargs"
+        )
+
+
+def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object]) -> int | None:
+    """Return the tokens of an image, as it lies or turned; None if they cannot be known without its pixels."""
+    from PIL import Image
+
+    if (count := getattr(processor, "_get_num_multimodal_tokens", None)) is None:
+        return None
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+        sizes = [(height, width), (width, height)]  # an EXIF orientation may turn it
+        return min(map(int, count(image_sizes=sizes, **options)["num_image_tokens"]))
+    except Exception:  # noqa: BLE001 - foreign code, given a client's file and options: processing tells what is wrong
+        return None
 
 
 if __name__ == "__main__":

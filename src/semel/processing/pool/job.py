@@ -21,11 +21,11 @@ from semel.processing.pool.pipe import (
     Failed,
     Made,
     Offer,
-    decode_error,
-    decode_feature,
-    decode_pieces,
+    to_error,
+    to_feature,
+    to_pieces,
 )
-from semel.processing.pool.prompts import decode_assembly
+from semel.processing.pool.prompts import to_assembly
 from semel.telemetry.request_context import current_span, record_child
 
 __all__ = ["AssemblyJob", "CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "Spend"]
@@ -37,12 +37,12 @@ _SMALL_BYTES: Final = 16 << 10
 """An order whose payload is shorter counts as so long: what is said of no text is some bytes too."""
 
 Spend = Callable[[int], None]
-"""Is told how many more bytes a request is about to hold, and raises if it may not."""
+"""Called with the number of bytes that a request is about to hold; raises if it may not."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferLimits:
-    """What a feature may be (threats S21): what is larger is dropped where it was made, and no room is made for it."""
+    """The limits of a feature (threats S21): a larger one is dropped where it was made; nothing is evicted for it."""
 
     max_bytes: int = 256 * 1024**2
     """Of its tensors: no more can be sent to a worker."""
@@ -74,7 +74,7 @@ class Job(ABC, Generic[_T]):
     """Whether a process decodes media for it."""
 
     is_offered: ClassVar[bool] = False
-    """Whether a process offers what it has made, and is told whether it is taken."""
+    """Whether a process offers what it has made, and learns whether it is taken."""
 
     max_growth: ClassVar[int] = 0
     """How many bytes a process may send, without an offer, for each byte that it was sent (threats S21)."""
@@ -98,13 +98,13 @@ class Job(ABC, Generic[_T]):
     """
 
     context: Context = field(default_factory=copy_context)
-    """Of whoever asked first: a process is handed the next item by whoever is there."""
+    """Of the first caller: a process is handed the next item by any caller."""
 
     queued_at: float = field(default_factory=perf_counter)
 
     @property
     def subject(self) -> str:
-        """What is worked on, as its client knows it."""
+        """Return what is worked on, as its client knows it."""
         return f"the {self.media.modality}"
 
     @property
@@ -125,10 +125,10 @@ class Job(ABC, Generic[_T]):
 
     @abstractmethod
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
-        """What a process answered with, or the error; `room` is where it was told to write."""
+        """Return what a process answered with, or the error; `room` is where it was ordered to write."""
 
     def offer_of(self, answer: Answer) -> Offer | None:
-        """The offer that a first answer has to be; None if it failed, or if such a job is not offered."""
+        """Return the offer that a first answer has to be; None if it failed, or if such a job is not offered."""
         if not self.is_offered or isinstance(answer, Failed):
             return None
         if not isinstance(answer, Offer):
@@ -144,12 +144,12 @@ class Job(ABC, Generic[_T]):
             self.spend(offer.nbytes)
 
     def succeed(self, made: _T) -> None:
-        """Its caller gets what was made, if it is still there."""
+        """Give its caller the result, if it is still there."""
         if not self.made.done():
             self.made.set_result(made)
 
     def fail(self, error: SemelError) -> None:
-        """Its caller gets the error, unless it has got something already."""
+        """Give its caller the error, unless it has got something already."""
         if not self.made.done():
             self.made.set_exception(error)
             self.made.exception()  # seen: no complaint if the caller is cancelled before it wakes up
@@ -171,13 +171,13 @@ class FeatureJob(Job[Feature]):
         limits.check(self.media.modality, offer)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
-        """The feature."""
+        """Return the feature."""
         if isinstance(answer, Failed):
-            raise decode_error(answer)
+            raise to_error(answer)
         if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
             raise self._unexpected(answer)
         tensors = payload if room is None else room.view()[: answer.tensor_bytes]
-        return decode_feature(answer, tensors, self.options)
+        return to_feature(answer, tensors, self.options)
 
 
 class LayoutJob(Job[Layout]):
@@ -195,13 +195,13 @@ class LayoutJob(Job[Layout]):
             raise ProtocolError(f"a pool process offered {offer.nbytes:,} bytes of tensors with the layout of an item")
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
-        """The layout."""
+        """Return the layout."""
         del room
         if isinstance(answer, Failed):
-            raise decode_error(answer)
+            raise to_error(answer)
         if not isinstance(answer, Made) or answer.item != self.item or answer.tensors or answer.is_written:
             raise self._unexpected(answer)
-        return decode_feature(answer, payload).layout
+        return to_feature(answer, payload).layout
 
 
 class CutJob(Job[Pieces]):
@@ -213,13 +213,13 @@ class CutJob(Job[Pieces]):
     is_offered = True
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Pieces:
-        """The pieces."""
+        """Return the pieces."""
         del room
         if isinstance(answer, Failed):
-            raise decode_error(answer)
+            raise to_error(answer)
         if not isinstance(answer, ClipPieces) or answer.item != self.item:
             raise self._unexpected(answer)
-        return decode_pieces(answer, payload)
+        return to_pieces(answer, payload)
 
 
 class AssemblyJob(Job[Assembly]):
@@ -235,10 +235,10 @@ class AssemblyJob(Job[Assembly]):
         return "the prompt"
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Assembly:
-        """The prompt without its items, and their places."""
+        """Return the prompt without its items, and their places."""
         del room
         if isinstance(answer, Failed):
-            raise decode_error(answer)
+            raise to_error(answer)
         if not isinstance(answer, Assembled) or answer.item != self.item:
             raise self._unexpected(answer)
-        return decode_assembly(answer, payload)
+        return to_assembly(answer, payload)

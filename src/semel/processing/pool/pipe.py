@@ -1,11 +1,11 @@
-"""What a pool and its processes say to each other, and how it is framed. No I/O: both ends read and write themselves.
+"""The protocol between a pool and its processes. No I/O: both ends read and write themselves.
 
 A frame is a header (two lengths), a message of a closed union, and a payload of raw bytes: an item's media one way, its
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
 message says (threats S10). One order, one answer: the two ends are never both sending. A process first offers what it
 has made: a feature, a layout, or the pieces of a clip, which can be a thousand times its size. Whether there is room is
-not the process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it is
-told to write there, and no tensor passes through the pipe. An answer is decoded on the event loop, so what can be long
+not the process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it
+has to write there, and no tensor passes through the pipe. An answer is decoded on the event loop, so what can be long
 in it is bytes and not a list, and all else is short (S32).
 """
 
@@ -51,7 +51,7 @@ from semel.processing.probes import proven_fingerprint
 from semel.processing.processor import Processor, ProcessorKind
 from semel.processing.sandbox import Sandbox
 from semel.processing.vocabulary import Vocabulary
-from semel.wire.layout_runs import layouts_of, runs_of
+from semel.wire.layout_runs import to_layouts, to_runs
 from semel.wire.limits import MAX_TENSORS
 from semel.wire.messages import Runs
 
@@ -87,12 +87,15 @@ __all__ = [
     "decode_order",
     "decode_pieces",
     "encode",
-    "encode_error",
-    "encode_feature",
     "encode_pieces",
     "encode_work",
-    "feature_payload",
     "read_header",
+    "to_error",
+    "to_failure",
+    "to_feature",
+    "to_made",
+    "to_payload",
+    "to_pieces",
     "write",
 ]
 
@@ -123,14 +126,14 @@ _ITEM_ERRORS: Final[Mapping[str, type[SemelError]]] = {
         *(ServiceError, ConfigError),
     )
 }
-"""The errors that a process may raise, whoever has taken it over (threats S32)."""
+"""The errors that a process may raise, also one that was taken over (threats S32)."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a process says of the processor that it has loaded: enough to render prompts without one."""
+    """The description of a process's loaded processor: enough to render prompts without one."""
 
     fingerprint: str
     """With the results of the probes, if they were run."""
@@ -161,7 +164,7 @@ class Description:
 
     @classmethod
     def of(cls, processor: Processor, vocabulary: Vocabulary | None = None, probes: Probes | None = None) -> Self:
-        """The description of a processor."""
+        """Return the description of a processor."""
         own = processor.fingerprint
         return cls(
             fingerprint=own if probes is None else proven_fingerprint(own, probes),
@@ -182,7 +185,7 @@ class Description:
         )
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """What to write into a prompt whose chat template takes no items, for the index-th (from 1) of a modality."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
         if modality not in self.placeholders and modality not in self.assembly:
             raise ConfigError(f"this model takes no {modality}")
         return self.insertions.get(modality, self.placeholders.get(modality, "")).replace(_NUMBER, str(index))
@@ -307,7 +310,7 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
             raise ProtocolError(f"a pool process described no layout: {error}") from error
 
     def spans(self) -> Iterator[tuple[TensorHead, int, int]]:
-        """Every tensor with where it begins and ends in the payload."""
+        """Yield every tensor with where it begins and ends in the payload."""
         offsets, _ = tensor_offsets(head.nbytes for head in self.tensors)
         for head, start in zip(self.tensors, offsets, strict=True):
             yield head, start, start + head.nbytes
@@ -351,7 +354,7 @@ class Assembled(msgspec.Struct, frozen=True, tag="assembled"):
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """What was offered is gone."""
+    """The answer to `Drop`: the offer is gone."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -412,7 +415,7 @@ _origin_decoder: Final = msgspec.msgpack.Decoder(Origin)
 
 
 def encode(message: Order | Answer, payload_bytes: int = 0) -> bytes:
-    """The header and the message of a frame; the payload is sent behind it, as it is."""
+    """Return the header and the message of a frame; the payload is sent behind it, as it is."""
     body = _encoder.encode(message)
     return _HEADER.pack(len(body), payload_bytes) + body
 
@@ -434,7 +437,7 @@ def encode_work(item: int, media: Media, options: Mapping[str, object], *, only_
 def read_header(
     header: bytes | memoryview, *, max_payload_bytes: int, max_message_bytes: int = MAX_MESSAGE_BYTES
 ) -> tuple[int, int]:
-    """The lengths of a frame's message and payload, if there may be so much."""
+    """Return the lengths of a frame's message and payload, if there may be so much."""
     message_bytes, payload_bytes = _HEADER.unpack(header)
     if message_bytes > max_message_bytes or payload_bytes > max_payload_bytes:
         raise ProtocolError(
@@ -445,7 +448,7 @@ def read_header(
 
 
 def decode_order(body: bytes) -> Order:
-    """The order of a frame."""
+    """Return the order of a frame."""
     try:
         order: Order = _order_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -454,7 +457,7 @@ def decode_order(body: bytes) -> Order:
 
 
 def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
-    """The answer of a frame, whose payload has the length that the answer says."""
+    """Return the answer of a frame, whose payload has the length that the answer says."""
     try:
         answer: Answer = _answer_decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -465,8 +468,8 @@ def decode_answer(body: bytes | memoryview, *, payload_bytes: int) -> Answer:
     return answer
 
 
-def encode_feature(item: int, feature: Feature) -> Made:
-    """What to say of a feature, unless it is more than may be said."""
+def to_made(item: int, feature: Feature) -> Made:
+    """Return what to say of a feature, unless it is more than may be said."""
     origin = None if feature.origin is None else _encoder.encode(Origin(feature.origin.shape, feature.origin.metadata))
     if len(feature.tensors) > MAX_TENSORS:
         raise ServiceError(f"the {feature.modality} has {len(feature.tensors)} tensors; the limit is {MAX_TENSORS}")
@@ -476,7 +479,7 @@ def encode_feature(item: int, feature: Feature) -> Made:
         item=item,
         modality=feature.modality,
         tensors=tuple(TensorHead(name, tensor.dtype, tensor.shape) for name, tensor in feature.tensors.items()),
-        layout=runs_of(feature.layout),
+        layout=to_runs(feature.layout),
         origin=origin,
     )
 
@@ -489,8 +492,8 @@ def write(made: Made, feature: Feature, memory: memoryview) -> Made:
     return msgspec.structs.replace(made, is_written=True)
 
 
-def feature_payload(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
-    """The payload that goes with it, piece by piece and without a copy."""
+def to_payload(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:
+    """Yield the payload that goes with it, piece by piece and without a copy."""
     written = 0
     for head, start, end in made.spans():
         if start > written:
@@ -499,7 +502,7 @@ def feature_payload(made: Made, feature: Feature) -> Iterator[bytes | memoryview
         written = end
 
 
-def decode_feature(made: Made, payload: memoryview, options: Mapping[str, object] | None = None) -> Feature:
+def to_feature(made: Made, payload: memoryview, options: Mapping[str, object] | None = None) -> Feature:
     """The feature over a payload, without a copy; its bytes cannot be written to. `options` are those of the order."""
     fixed = payload.toreadonly()
     if len({head.name for head in made.tensors}) != len(made.tensors):
@@ -508,7 +511,7 @@ def decode_feature(made: Made, payload: memoryview, options: Mapping[str, object
         return Feature(
             modality=made.modality,
             tensors={head.name: Tensor(head.dtype, head.shape, fixed[start:end]) for head, start, end in made.spans()},
-            layout=layouts_of((made.layout,))[0],
+            layout=to_layouts((made.layout,))[0],
             origin=None if made.origin is None else _origin_of(made.origin, options),
         )
     except (ValueError, RecursionError) as error:
@@ -521,27 +524,27 @@ def _origin_of(origin: bytes, options: Mapping[str, object] | None) -> Origin:
 
 
 def encode_pieces(item: int, pieces: Pieces) -> ClipPieces:
-    """What to say of the pieces of a clip."""
+    """Return what to say of the pieces of a clip."""
     if len(pieces.files) > _MAX_PIECES:
         raise MediaTooLarge(f"the audio is cut into {len(pieces.files):,} pieces; the limit is {_MAX_PIECES:,}")
     return ClipPieces(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
-def decode_pieces(described: ClipPieces, payload: memoryview) -> Pieces:
-    """The pieces over a payload, without a copy."""
-    ends = list(accumulate(described.sizes))
-    if min((*described.sizes, described.samples, described.sampling_rate)) < 1 or not ends:
+def to_pieces(heard: ClipPieces, payload: memoryview) -> Pieces:
+    """Return the pieces over a payload, without a copy."""
+    ends = list(accumulate(heard.sizes))
+    if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
         raise ProtocolError("a pool process cut a clip into nothing")
     fixed = payload.toreadonly()
     spans = zip([0, *ends], ends, strict=False)
     return Pieces(described.samples, described.sampling_rate, [fixed[begin:end] for begin, end in spans])
 
 
-def encode_error(error: SemelError) -> Failed:
-    """An error of ours, on its way to the pool."""
+def to_failure(error: SemelError) -> Failed:
+    """Return an error of ours, on its way to the pool."""
     return Failed(type(error).__name__, str(error).encode(errors="replace").decode()[: 8 * _MAX_ERROR_CHARS])
 
 
-def decode_error(failed: Failed) -> SemelError:
-    """The same error at the other end, if a process may raise it; its text is cut."""
+def to_error(failed: Failed) -> SemelError:
+    """Return the same error at the other end, if a process may raise it; its text is cut."""
     return _ITEM_ERRORS.get(failed.error, ServiceError)(failed.message[:_MAX_ERROR_CHARS])

@@ -30,6 +30,7 @@ from semel.fairness.retry import RetryQueue
 from semel.media import DecodeLimits, Pieces
 from semel.media.decode.limits import ProcessingLimits
 from semel.processing.folder import read_config
+from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.job import AssemblyJob, CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
 from semel.processing.pool.pipe import (
     Answer,
@@ -52,7 +53,6 @@ from semel.processing.pool.prompts import encode_prompt
 from semel.processing.pool.quarantine import Quarantine
 from semel.processing.pool.queue import FairQueue
 from semel.processing.pool.shares import ProcessShares
-from semel.processing.pool.template import Template
 from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
 from semel.processing.sandbox import LAYERS
@@ -92,7 +92,7 @@ class Pool:
         self.processed = 0
         """Features made, including those whose caller had gone."""
         self.failed = 0
-        """Items that ended in an error, whoever was at fault."""
+        """Items that ended in an error, the service's fault or not."""
         self.assembled = 0
         """Prompts that were assembled."""
         self._load = processes.load
@@ -125,7 +125,7 @@ class Pool:
         offers: OfferLimits | None = None,
         processor: ProcessorKind = "auto",
         prepared: Sequence[PoolProcess] = (),
-        template: Template | None = None,
+        fork_server: ForkServer | None = None,
         probes: bool = False,
         requires_sandbox: bool = False,
     ) -> Self:
@@ -140,10 +140,10 @@ class Pool:
         `offers` are refused before there is room for them.
         `requires_sandbox`: whether to refuse to start where the kernel lacks a layer of the processes' sandbox.
         `probes`: whether the processes run the probes, for a fingerprint that can be compared with a worker's.
-        `prepared` are processes of the same memory that were spawned ahead, and `template` is where they came from:
+        `prepared` are processes of the same memory that were spawned ahead, and `fork_server` is where they came from:
         it has imported its libraries by now.
         """
-        read_config(folder)  # what is no model folder is told at once, not once torch is loaded
+        read_config(folder)  # what is no model folder is reported at once, not once torch is loaded
         load = Load(
             str(folder),
             target,
@@ -155,7 +155,7 @@ class Pool:
             requires_sandbox,
             None if offers is None else offers.max_tokens,
         )
-        kept = ProcessSet(load, processes, stages=memory is not None, prepared=prepared, template=template)
+        kept = ProcessSet(load, processes, stages=memory is not None, prepared=prepared, fork_server=fork_server)
         pool = cls(kept, max_waiting, memory, offers)
         await kept.start(spares, on_change=pool._dispatch)
         return pool
@@ -182,7 +182,7 @@ class Pool:
 
     @property
     def sandboxed(self) -> Mapping[str, int]:
-        """How many of the processes that are ready or at work have each layer of the sandbox around them."""
+        """Return how many of the processes that are ready or at work have each layer of the sandbox around them."""
         running = [child.sandbox.active for child in self.processes.children if child.running]
         return {layer: sum(layer in active for active in running) for layer in LAYERS}
 
@@ -193,17 +193,17 @@ class Pool:
 
     @property
     def refusal(self) -> str:
-        """Why no item is taken; empty if items are."""
+        """Return why no item is taken; empty if items are."""
         return "this frontend is shutting down; send the request again" if self._closed else self.processes.failure
 
     @property
     def busy(self) -> int:
-        """How many processes work on an item."""
+        """Return how many processes work on an item."""
         return sum(child.running and not child.free for child in self.processes.children)
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """How many items wait for a process, by tenant."""
+        """Return how many items wait for a process, by tenant."""
         return self._waiting.tenants
 
     async def process(
@@ -216,7 +216,7 @@ class Pool:
         apart: bool = False,
         spend: Spend | None = None,
     ) -> Feature:
-        """The feature of one item; `options` are the request's `mm_processor_kwargs`.
+        """Return the feature of one item; `options` are the request's `mm_processor_kwargs`.
 
         Items of one `group`, a request, are begun in the order in which they came; the groups of a `tenant` take turns,
         an item each, and so do tenants. Without a group the item is one of its own. An item that ends its process is
@@ -241,7 +241,7 @@ class Pool:
         group: Hashable | None = None,
         tenant: str = "",
     ) -> Layout:
-        """The layout that the item's feature would have; nothing is made, and only the decode is counted."""
+        """Return the layout that the item's feature would have; nothing is made, and only the decode is counted."""
         self._admit(media)
         item = next(self._items)
         options = options or {}
@@ -252,9 +252,9 @@ class Pool:
         )
 
     async def cut(self, media: Media, spend: Spend, *, tenant: str = "") -> Pieces:
-        """A clip in pieces that the model's encoder takes.
+        """Return a clip in pieces that the model's encoder takes.
 
-        Pieces are samples, far more bytes than what they were decoded from. So `spend` is told how many before they
+        Pieces are samples, far more bytes than what they were decoded from. So `spend` gets their number before they
         are taken, and raises if they may not be.
         """
         self._admit(media)
@@ -272,7 +272,7 @@ class Pool:
         return await self._wait_for(TokenizeJob.of(next(self._items), texts, made, add_special_tokens, tenant))
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = "") -> str:
-        """The text of tokens, by the engine's tokenizer; `tenant` is as for `tokenize`."""
+        """Return the text of tokens, by the engine's tokenizer; `tenant` is as for `tokenize`."""
         self._admit_text()
         made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await self._wait_for(DetokenizeJob.of(next(self._items), token_ids, made, skip_special_tokens, tenant))
@@ -285,7 +285,7 @@ class Pool:
         group: Hashable | None = None,
         tenant: str = "",
     ) -> Assembly:
-        """A prompt with these items, at least one, by the rules of the model's processor.
+        """Return a prompt with these items, at least one, by the rules of the model's processor.
 
         `group` and `tenant` are as for `process`: a prompt takes a turn as an item does.
         """
@@ -416,7 +416,7 @@ class Pool:
         return True
 
     async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
-        """What a process makes of an item; a process that does not do its part is ended."""
+        """Return what a process makes of an item; a process that does not do its part is ended."""
         if (refusal := self._deadly.refusal(job.media, job.options, job.tenant)) is not None:
             raise refusal
         self.decoded += job.decodes
@@ -490,7 +490,7 @@ class Pool:
         logger.warning("a pool process died with status %d over %r", status, job.media)
         refusal = MediaUndecodable(f"{job.subject} crashes the process that decodes it; send it in another format")
         if status in CRASHES:
-            self._deadly.condemn(job.media, job.options, refusal, job.tenant)
+            self._deadly.quarantine(job.media, job.options, refusal, job.tenant)
             return refusal
         if status != -signal.SIGKILL:  # so the kernel ends whom it has no memory for: often not who took it
             self._deadly.suspect(job.media, job.options, refusal, job.tenant)

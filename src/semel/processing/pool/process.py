@@ -12,6 +12,7 @@ from typing import Final, Protocol, Self
 from semel.aio import to_the_end
 from semel.errors import ProtocolError, ServiceError
 from semel.processing.pool.command import log_words, start
+from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
     MAX_ANSWER_BYTES,
@@ -22,12 +23,11 @@ from semel.processing.pool.pipe import (
     Load,
     Ready,
     decode_answer,
-    decode_error,
     encode,
     read_header,
+    to_error,
 )
 from semel.processing.pool.staging import Staging
-from semel.processing.pool.template import Template
 from semel.processing.sandbox import Sandbox
 
 __all__ = ["END_TIMEOUT_S", "Handle", "PoolProcess"]
@@ -46,7 +46,7 @@ _BACKGROUND_START_TIMEOUT_S: Final = 600.0
 
 
 class Handle(Protocol):
-    """What is known of a process, however it was started: `asyncio.subprocess.Process` has it too."""
+    """A process, however it was started: `asyncio.subprocess.Process` has it too."""
 
     @property
     def pid(self) -> int:
@@ -85,14 +85,14 @@ class PoolProcess:
         cls,
         max_payload_bytes: int,
         *,
-        template: Template | None = None,
+        fork_server: ForkServer | None = None,
         stages: bool = False,
         in_background: bool = False,
         probes: bool = False,
     ) -> Self:
-        """Start a process, which does nothing until it is told what to load. `stages`: whether it has staging memory.
+        """Start a process, which does nothing until it gets `Load`. `stages`: whether it has staging memory.
 
-        It is forked from the template, if there is one that can. In the background its libraries are imported and the
+        The fork server forks it, if there is one that can. In the background its libraries are imported and the
         `probes`, if it is to have them, are decoded meanwhile, and the processors are left to those who work.
         """
         staging: Staging | None = None
@@ -104,7 +104,7 @@ class PoolProcess:
                 staging = Staging.create() if stages else None
                 descriptors = (theirs.fileno(),) if staging is None else (theirs.fileno(), staging.fileno())
                 words = (*log_words(), *(("probes",) if probes else ()))
-                process = await _start(template, descriptors, words, in_background=in_background)
+                process = await _start(fork_server, descriptors, words, in_background=in_background)
         except BaseException as error:
             if ours is not None:
                 ours.close()
@@ -140,17 +140,17 @@ class PoolProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended, as far as we have seen."""
+        """Return whether it has not ended, as far as we have seen."""
         return self._process.returncode is None
 
     @property
     def free(self) -> bool:
-        """Whether it can take on an item."""
+        """Return whether it can take on an item."""
         return self.running and (self.work is None or self.work.done())
 
     @property
     def quiet(self) -> bool:
-        """Whether its pipe is open and empty, as it is between an answer and the next order."""
+        """Return whether its pipe is open and empty, as it is between an answer and the next order."""
         try:
             self._pipe.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -167,7 +167,7 @@ class PoolProcess:
         max_payload_bytes: int = 0,
         max_message_bytes: int = MAX_ANSWER_BYTES,
     ) -> tuple[Answer, memoryview]:
-        """Send an order and read its answer. Whoever stops half-way has to end the process.
+        """Send an order and read its answer. A caller that stops half-way has to end the process.
 
         An answer with a larger message or payload is a breach of the protocol, and nothing of it is read.
         """
@@ -221,7 +221,7 @@ class PoolProcess:
         except (EOFError, OSError):
             raise ServiceError("a preprocessing process ended before it was ready; its log says why") from None
         if isinstance(answer, Failed):
-            raise decode_error(answer)
+            raise to_error(answer)
         if not isinstance(answer, Ready):
             raise ProtocolError(f"a preprocessing process began with {type(answer).__name__}")
         self.sandbox = answer.sandbox
@@ -239,10 +239,10 @@ class PoolProcess:
 
 
 async def _start(
-    template: Template | None, descriptors: Sequence[int], words: Sequence[str], *, in_background: bool
+    fork_server: ForkServer | None, descriptors: Sequence[int], words: Sequence[str], *, in_background: bool
 ) -> Handle:
-    if template is not None:
-        forked = await template.fork(descriptors, words, in_background=in_background)
+    if fork_server is not None:
+        forked = await fork_server.fork(descriptors, words, in_background=in_background)
         if forked is not None:
             return forked
     return await start(_BACKGROUND_MODULE if in_background else _MODULE, descriptors, words)

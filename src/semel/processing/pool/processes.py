@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from semel.errors import ConfigError
+from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.pipe import Description, Load
 from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
-from semel.processing.pool.template import Template
 
 __all__ = ["CRASHES", "ProcessSet"]
 
@@ -46,7 +46,7 @@ class ProcessSet:
         *,
         stages: bool,
         prepared: Sequence[PoolProcess] = (),
-        template: Template | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.load = load
         self.children: list[PoolProcess] = []
@@ -57,12 +57,12 @@ class ProcessSet:
         """Processes that took the place of one that had ended."""
         self.failure = ""
         """Why there is no process, if none can be started."""
-        self.template = template or Template(Path(load.folder))
+        self.fork_server = fork_server or ForkServer(Path(load.folder))
         """What they are forked from."""
         self._processes = processes
         self._stages = stages
         self._prepared = list(prepared)  # spawned before it was known what to load
-        self._keepers: list[asyncio.Task[None]] = []
+        self._restarts: list[asyncio.Task[None]] = []
         self._description: Description | None = None
         self._on_change: Callable[[], None] = _unheard
 
@@ -89,8 +89,8 @@ class ProcessSet:
             await self.close()
             raise
         self._log_sandbox()
-        self._keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
-        self._keepers += [asyncio.create_task(self._keep_spare()) for _ in range(spares)]
+        self._restarts = [asyncio.create_task(self._keep(child)) for child in self.children]
+        self._restarts += [asyncio.create_task(self._keep_spare()) for _ in range(spares)]
 
     def _log_sandbox(self) -> None:
         """Say once what is around the processes; they have the same kernel."""
@@ -111,16 +111,16 @@ class ProcessSet:
 
     async def close(self) -> None:
         """End all processes. Closing twice does no harm."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
         processes = (*self.children, *self.spares, *self._prepared)
         await asyncio.gather(*(process.end(within_s=END_TIMEOUT_S) for process in processes))
         await asyncio.gather(*(process.release() for process in processes))
         self.children.clear()
         self.spares.clear()
         self._prepared.clear()
-        await self.template.close()
+        await self.fork_server.close()
 
     async def _keep(self, process: PoolProcess) -> None:
         """Let others take the place of a process whenever it ends."""
@@ -128,7 +128,7 @@ class ProcessSet:
             status = await process.wait()
             self._part_with(process)
             if status in CRASHES:
-                self.template.count_crash()
+                self.fork_server.count_crash()
             logger.warning("pool process %d ended with status %d; starting another", process.pid, status)
             await process.release()
             process = await self._another()
@@ -184,7 +184,7 @@ class ProcessSet:
         if process is None:
             limit = self.load.max_memory_bytes
             process = await PoolProcess.spawn(
-                limit, template=self.template, stages=self._stages, in_background=bool(self.children)
+                limit, fork_server=self.fork_server, stages=self._stages, in_background=bool(self.children)
             )
         description = await process.load(self._load_order())
         self._description = self._description or description

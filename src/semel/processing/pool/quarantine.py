@@ -1,6 +1,6 @@
 """Media that end the processes which work on them, so that sending them again costs no further process.
 
-Clients send again what failed with 5xx, and whoever wants to do harm sends again anyway. A crash is a proof; a process
+Clients send again what failed with 5xx, and an attacker sends again anyway. A crash is a proof; a process
 that hung or ended by itself may have been unlucky, so its item gets a second try; one that was killed, as the kernel
 does for want of memory, says nothing about its item and is not noted at all. Bounded in number and in time; what is
 processed after all is cleared. Known by a hash of tenant, bytes and options: what happened to one tenant's item refuses
@@ -35,7 +35,7 @@ class _Record:
 
 
 class Quarantine:
-    """What ended a process lately, and what its sender is told instead of another try."""
+    """The media that ended a process lately, each with the error that its sender gets instead of another try."""
 
     def __init__(
         self, *, max_items: int = 1_024, keep_s: float = 900.0, clock: Callable[[], float] = time.monotonic
@@ -49,7 +49,7 @@ class Quarantine:
         return len(self._records)
 
     def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
-        """Why it is not tried again, if it is not."""
+        """Return why it is not tried again, if it is not."""
         if not self._may_have(media):
             return None
         record = self._records.peek(name := _name(media, options, tenant))
@@ -60,7 +60,7 @@ class Quarantine:
             return None
         return None if record.tries_left else type(record.refusal)(str(record.refusal))
 
-    def condemn(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
+    def quarantine(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
         """Note that it crashed a process: it is not tried again for a while."""
         self._note(_name(media, options, tenant), 0, refusal)
 
@@ -77,7 +77,7 @@ class Quarantine:
             self._drop(_name(media, options, tenant))
 
     def _may_have(self, media: Media) -> bool:
-        """Whether a hash is worth its time: nearly always nothing of this size has ended a process."""
+        """Return whether a hash is worth its time: nearly always nothing of this size has ended a process."""
         return len(media.data) in self._sizes
 
     def _note(self, name: _Name, tries_left: int, refusal: RequestError) -> None:

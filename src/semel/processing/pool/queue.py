@@ -1,4 +1,4 @@
-"""Who is next: tenants take turns, within a tenant its groups, within a group the items in the order of arrival.
+"""A fair queue: round robin over tenants, within a tenant over its groups; first in, first out within a group.
 
 A group is what one request sends. So one that comes behind a request with two hundred items, or behind a thousand
 requests of another tenant, waits for one item of theirs. A tenant or a group comes last when it begins to wait, and is
@@ -23,7 +23,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 
 class _Line(Generic[_T]):
-    """What waits of one tenant: its groups in the order of their turns, and all items in the order of arrival."""
+    """One tenant's waiting items: its groups in round-robin order, and all items in the order of arrival."""
 
     __slots__ = ("groups", "items")
 
@@ -52,7 +52,7 @@ class _Line(Generic[_T]):
 
 
 class FairQueue(Generic[_T]):
-    """What waits, each thing at most once, in the order in which it is taken turn by turn."""
+    """The waiting items, each at most once, in the order in which they are taken."""
 
     def __init__(self, max_items: int = sys.maxsize) -> None:
         self._lines: OrderedDict[str, _Line[_T]] = OrderedDict()
@@ -62,21 +62,21 @@ class FairQueue(Generic[_T]):
         return self._places.total
 
     def __iter__(self) -> Iterator[_T]:
-        """All that waits, tenant by tenant."""
+        """Return all that waits, tenant by tenant."""
         return (item for line in self._lines.values() for item in line.items)
 
     @property
     def is_full(self) -> bool:
-        """Whether all places are taken."""
+        """Return whether all places are taken."""
         return not self._places.fits(1)
 
     @property
     def tenants(self) -> dict[str, int]:
-        """How many items wait of each tenant that has one waiting."""
+        """Return how many items wait of each tenant that has one waiting."""
         return {tenant: self._places[tenant] for tenant in self._lines}
 
     def yielding(self, tenant: str) -> _T | None:
-        """Which item has to yield its place in a full queue to one of this tenant; None if the tenant has its share."""
+        """Choose the item that leaves a full queue for one of this tenant; None if the tenant has its share."""
         debtor = self._places.debtor(tenant, 1)
         return None if debtor is None else next(reversed(self._lines[debtor].items))
 
@@ -88,11 +88,11 @@ class FairQueue(Generic[_T]):
         line.add(group, item)
 
     def next_tenant(self, used: Callable[[str], float], may_begin: Callable[[str], bool]) -> str | None:
-        """The tenant that has used the least, of those that wait and may begin; of equals, the first in line."""
+        """Return the tenant that has used the least, of those that wait and may begin; of equals, the first in line."""
         return min(filter(may_begin, self._lines), key=used, default=None)
 
     def take(self, tenant: str | None = None) -> _T:
-        """The next item, of this tenant if one is named; the turn of its group, and of its tenant, is over."""
+        """Return the next item, of this tenant if one is named; the turn of its group, and of its tenant, is over."""
         tenant = next(iter(self._lines)) if tenant is None else tenant
         line = self._lines[tenant]
         item = line.take()

@@ -37,7 +37,7 @@ class ProcessShares:
 
     @property
     def several(self) -> bool:
-        """Whether more than one tenant has asked lately."""
+        """Return whether more than one tenant has asked lately."""
         return len(self._tenants) > 1
 
     def ask(self, name: str) -> None:
@@ -56,11 +56,11 @@ class ProcessShares:
             del self._tenants[oldest[0]]
 
     def may_begin(self, name: str, processes: int) -> bool:
-        """Whether a tenant may have one more of so many processes."""
+        """Return whether a tenant may have one more of so many processes."""
         return self._tenants[name].running < max(1, processes - self.several)
 
     def used_s(self, name: str) -> float:
-        """The CPU time that orders tenants: who has the least is next."""
+        """Return the CPU time that orders tenants: who has the least is next."""
         return self._tenants[name].used_s
 
     def begin(self, name: str) -> None:

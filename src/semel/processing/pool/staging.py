@@ -23,7 +23,7 @@ _KEEP_BYTES: Final = 32 << 20
 """What stays with the process after an item: giving pages back and taking them again costs more than a copy."""
 
 _INLINE_BYTES: Final = 1 << 20
-"""A copy of so much takes less than a millisecond; more is copied in a thread, beside the event loop."""
+"""A copy of so much takes less than a millisecond; more is copied in a thread, off the event loop."""
 
 
 class Staging:
@@ -39,11 +39,11 @@ class Staging:
         return cls(Segment(_BYTES))
 
     def fileno(self) -> int:
-        """The descriptor, for the process that writes."""
+        """Return the descriptor, for the process that writes."""
         return self._segment.fileno()
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a feature of this size can be staged."""
+        """Return whether a feature of this size can be staged."""
         return nbytes <= self._segment.size
 
     async def copy_to(self, room: Reservation, nbytes: int, feature_segment: Segment, threads: Executor) -> None:
@@ -60,7 +60,7 @@ class Staging:
             await asyncio.get_running_loop().run_in_executor(threads, self._copy, view, feature_segment, end)
 
     def expect(self, tenant: str) -> None:
-        """The process is about to write a feature of this tenant."""
+        """Expect the process to write a feature of this tenant."""
         self._tenant = tenant
 
     async def forget_others(self, tenant: str, threads: Executor) -> None:

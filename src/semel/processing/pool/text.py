@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, Self, cast
 
 from semel.cache import Reservation
-from semel.core import Media, Modality
+from semel.core import Media, Modality, pack_token_ids, unpack_token_ids
 from semel.errors import InvalidRequest, ProtocolError
 from semel.processing.pool.job import Job
-from semel.processing.pool.pipe import Answer, Detokenize, Failed, Text, Tokenize, Tokens, decode_error, encode
+from semel.processing.pool.pipe import Answer, Detokenize, Failed, Text, Tokenize, Tokens, encode, to_error
 from semel.processing.vocabulary import EngineTokenizer
 
 __all__ = ["DetokenizeJob", "TokenizeJob", "text_answer"]
 
 _TEXT: Final = cast("Modality", "text")  # what messages and traces call it; no request has such an item
-_ID: Final = "i"
-assert array(_ID).itemsize == 4
-assert sys.byteorder == "little"
 
 
 class TokenizeJob(Job[list[list[int]]]):
@@ -40,7 +35,7 @@ class TokenizeJob(Job[list[list[int]]]):
         add_special_tokens: bool,
         tenant: str = "",
     ) -> Self:
-        """The job of these texts."""
+        """Return the job of these texts."""
         try:
             encoded = [text.encode() for text in texts]
         except UnicodeEncodeError:
@@ -52,13 +47,13 @@ class TokenizeJob(Job[list[list[int]]]):
         return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
 
     def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> list[list[int]]:
-        """The token ids of each text."""
+        """Return the token ids of each text."""
         del room
         if isinstance(answer, Failed):
-            raise decode_error(answer)
+            raise to_error(answer)
         if not isinstance(answer, Tokens) or answer.item != self.item:
             raise self._unexpected(answer)
-        numbers = _ids_of(payload)
+        numbers = unpack_token_ids(payload)
         counts, ids = numbers[: answer.texts], numbers[answer.texts :]
         if min(counts, default=0) < 0 or sum(counts) != answer.tokens:
             raise ProtocolError(f"a pool process counted {sum(counts):,} tokens and sent {answer.tokens:,}")
@@ -77,8 +72,11 @@ class DetokenizeJob(Job[str]):
     def of(
         cls, item: int, token_ids: Sequence[int], made: asyncio.Future[str], skip_special_tokens: bool, tenant: str = ""
     ) -> Self:
-        """The job of these tokens."""
-        data = _bytes_of(token_ids)
+        """Return the job of these tokens."""
+        try:
+            data = pack_token_ids(token_ids)
+        except ValueError:
+            raise InvalidRequest("a token id has more than 32 bits") from None
         order = encode(Detokenize(item, skip_special_tokens), len(data))
         return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
 
@@ -86,7 +84,7 @@ class DetokenizeJob(Job[str]):
         """The text."""
         del room
         if isinstance(answer, Failed):
-            raise decode_error(answer)
+            raise to_error(answer)
         if not isinstance(answer, Text) or answer.item != self.item:
             raise self._unexpected(answer)
         return bytes(payload).decode(errors="replace")
@@ -95,9 +93,9 @@ class DetokenizeJob(Job[str]):
 def text_answer(
     tokenizer: EngineTokenizer, order: Tokenize | Detokenize, payload: bytes
 ) -> tuple[Tokens | Text, bytes]:
-    """What a process answers, and the payload behind it."""
+    """Return what a process answers, and the payload behind it."""
     if isinstance(order, Detokenize):
-        text = tokenizer.decode(_ids_of(memoryview(payload)), skip_special_tokens=order.skip_special_tokens)
+        text = tokenizer.decode(unpack_token_ids(payload), skip_special_tokens=order.skip_special_tokens)
         data = text.encode(errors="replace")
         return Text(order.item, len(data)), data
     if sum(order.sizes) != len(payload):
@@ -106,17 +104,4 @@ def text_answer(
     texts = [payload[end - size : end].decode() for size, end in zip(order.sizes, ends, strict=True)]
     found = tokenizer.encode(texts, add_special_tokens=order.add_special_tokens)
     counts = [*map(len, found)]
-    return Tokens(order.item, len(counts), sum(counts)), b"".join(map(_bytes_of, (counts, *found)))
-
-
-def _bytes_of(token_ids: Sequence[int]) -> bytes:
-    try:
-        return array(_ID, token_ids).tobytes()
-    except OverflowError:
-        raise InvalidRequest("a token id has more than 32 bits") from None
-
-
-def _ids_of(payload: memoryview) -> list[int]:
-    ids = array(_ID)
-    ids.frombytes(payload)
-    return ids.tolist()
+    return Tokens(order.item, len(counts), sum(counts)), b"".join(map(pack_token_ids, (counts, *found)))

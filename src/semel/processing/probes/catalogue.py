@@ -35,7 +35,7 @@ _FILMS: Final = ("video mp4 x264 yuv420p", "video webm vpx-vp9 yuv420p", "video 
 
 
 def stored_media() -> Iterator[tuple[str, Media]]:
-    """The stored files in the catalogue's order: about a megabyte in all."""
+    """Yield the stored files in the catalogue's order: about a megabyte in all."""
     with tarfile.open(_ARCHIVE, "r:xz") as archive:
         for entry in archive:
             file = archive.extractfile(entry)
@@ -45,7 +45,7 @@ def stored_media() -> Iterator[tuple[str, Media]]:
 
 @cache
 def probe_names() -> tuple[str, ...]:
-    """The names of all probes, in the order of their results."""
+    """Return the names of all probes, in the order of their results."""
     return (*(name for name, _ in stored_media()), *FEATURE_PROBES)
 
 
@@ -58,7 +58,7 @@ def catalogue_id() -> str:
 
 
 def _image(width: int, height: int) -> Media:
-    """An image with smooth and rough parts as a PNG file."""
+    """Return an image with smooth and rough parts as a PNG file."""
     import numpy as np
 
     y, x = np.mgrid[0:height, 0:width]
@@ -71,7 +71,7 @@ def _image(width: int, height: int) -> Media:
 
 
 def _clip(length_ms: int) -> Media:
-    """Two triangle waves and noise as a WAV file."""
+    """Return two triangle waves and noise as a WAV file."""
     import numpy as np
 
     number = np.arange(_RATE * length_ms // 1_000)

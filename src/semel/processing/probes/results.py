@@ -34,14 +34,14 @@ def run_probes(processor: Processor) -> Probes:
 
 
 def proven_fingerprint(fingerprint: str, probes: Probes) -> str:
-    """The fingerprint of a processor together with what its libraries make of the probes."""
+    """Return the fingerprint of a processor together with what its libraries make of the probes."""
     kind, colon, own = fingerprint.rpartition(":")
     return f"{kind}{colon}{hash_parts((own.encode(), probes.hash.encode())).hexdigest()}"
 
 
 @cache
 def media_results() -> bytes:
-    """What the stored probes decode to in this process."""
+    """Return what the stored probes decode to in this process."""
     limits = DecodeLimits()
     return b"".join(_short(_decoded(media, limits)) for _, media in stored_media())
 

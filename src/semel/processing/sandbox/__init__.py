@@ -1,4 +1,4 @@
-"""The sandbox of a process that decodes media (threats S23): what is left to whoever takes it over.
+"""The sandbox of a process that decodes media (threats S23): what is left to an attacker in it.
 
 Each layer is the kernel's, is entered once and for ever, and costs nothing per item.
 """

@@ -42,7 +42,7 @@ def forbid_new_privileges() -> None:
 
 
 def landlock_version() -> int:
-    """The version of Landlock that the kernel has."""
+    """Return the version of Landlock that the kernel has."""
     return _call(_libc().syscall, _CREATE_RULESET, None, 0, _VERSION)
 
 
@@ -66,7 +66,7 @@ def restrict_files(readable: Iterable[Path], version: int) -> None:
 
 
 def seccomp_available(architecture: Architecture) -> None:
-    """Whether the kernel runs filters: raises if it does not."""
+    """Raise if the kernel runs no filters."""
     _call(_libc().syscall, architecture.seccomp, _ACTION_AVAILABLE, 0, struct.pack("=I", _ERRNO_ACTION))
 
 

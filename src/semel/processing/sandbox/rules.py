@@ -1,4 +1,4 @@
-"""What a process that decodes media may not ask of the kernel: a table, and no code.
+"""The system calls that a process may not make while it decodes media: a table, and no code.
 
 It is a list of refusals. Decoders and torch use calls that differ by version, and a list of permissions would end
 innocent items with each upgrade. So that nothing new slips in, calls with numbers above the known ones are refused too.
@@ -42,7 +42,7 @@ class Rule:
 
 
 def rules_for(pid: int) -> tuple[Rule, ...]:
-    """The rules for the process of this number."""
+    """Return the rules for the process of this number."""
     itself = Word(0, pid)
     return (
         # No other program and no other process; threads are made by `clone`, to which libc falls back.

@@ -51,7 +51,7 @@ _LIMITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Which layers are around a process, and why others are not."""
+    """The layers around a process, and the reasons why others are missing."""
 
     active: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Sandbox:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no layer is missing."""
+        """Return whether no layer is missing."""
         return set(self.active) == set(LAYERS)
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def check_whole(sandbox: Sandbox) -> None:
 
 
 def kernel_sandbox() -> Sandbox:
-    """What this kernel allows, without entering anything."""
+    """Return what this kernel allows, without entering anything."""
     missing = {}
     for layer, check in {"landlock": _check_landlock, "seccomp": _check_seccomp}.items():
         try:
@@ -116,7 +116,7 @@ def kernel_sandbox() -> Sandbox:
 
 
 def readable_paths(folders: Iterable[Path]) -> Iterator[Path]:
-    """What a decoder reads: the interpreter, its libraries, these folders, and what links in them lead to."""
+    """Yield what a decoder reads: the interpreter, its libraries, these folders, and what links in them lead to."""
     yield from map(Path, _SYSTEM_FOLDERS)
     yield from (Path(prefix) / "lib" for prefix in (sys.prefix, sys.base_prefix))
     yield from (Path(entry) for entry in sys.path if entry)

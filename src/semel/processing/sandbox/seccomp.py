@@ -41,12 +41,12 @@ class Instruction(NamedTuple):
 
 
 def error_code(error: int) -> int:
-    """What a program returns for a call that fails with this error."""
+    """Return what a program returns for a call that fails with this error."""
     return _ERROR | error
 
 
 def filter_program(architecture: Architecture, rules: Iterable[Rule]) -> tuple[Instruction, ...]:
-    """The program that refuses what the rules say, and every call that is newer than they are."""
+    """Return the program that refuses what the rules say, and every call that is newer than they are."""
     program = [
         _load(_ARCHITECTURE),
         Instruction(_IF_EQUAL, 1, 0, architecture.audit),
@@ -64,12 +64,12 @@ def filter_program(architecture: Architecture, rules: Iterable[Rule]) -> tuple[I
 
 
 def packed(program: Sequence[Instruction]) -> bytes:
-    """The program as the kernel reads it."""
+    """Return the program as the kernel reads it."""
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)
 
 
 def _body(rule: Rule) -> Iterator[Instruction]:
-    """What decides on a call that the rule names: it always returns."""
+    """Yield what decides on a call that the rule names: it always returns."""
     if rule.unless:
         for word in rule.unless:
             yield from (*_load_word(word), Instruction(_IF_EQUAL, 1, 0, word.value), _return(error_code(rule.error)))

@@ -22,7 +22,7 @@ class _Undecided(Exception):
 
 
 def content_format(tree: nodes.Template) -> ContentFormat:
-    """The format of a parsed template; "string" if it cannot be determined."""
+    """Return the format of a parsed template; "string" if it cannot be determined."""
     try:
         return "openai" if _loops_over_content(tree) else "string"
     except _Undecided:
@@ -47,7 +47,7 @@ def _loops_over_content(tree: nodes.Template) -> bool:
 
 
 def _message_names(tree: nodes.Template) -> set[str]:
-    """The names of one message in the template: the variables of its loops over `messages`."""
+    """Return the names of one message in the template: the variables of its loops over `messages`."""
     lists = _list_names(tree)
     return {_target(loop) for loop in tree.find_all(nodes.For) if any(_reads(loop.iter, name) for name in lists)}
 
@@ -105,7 +105,7 @@ def _is_name(node: nodes.Node, name: str) -> bool:
 
 
 def _stripped(expression: nodes.Node) -> nodes.Node:
-    """The expression without the filters, tests and slices around it."""
+    """Return the expression without the filters, tests and slices around it."""
     match expression:
         case nodes.Filter(node=nodes.Expr() as inner) | nodes.Test(node=inner):
             return _stripped(inner)

@@ -117,7 +117,7 @@ class Conversation:
         return tuple(part.source for message in self.messages for part in message.parts if isinstance(part, Attachment))
 
     def strings(self) -> Iterator[str]:
-        """Every string that a template might show."""
+        """Yield every string that a template might show."""
         for message in self.messages:
             yield message.role
             yield from strings_in(message.fields)
@@ -132,7 +132,7 @@ class Conversation:
                         yield name
 
     def map_strings(self, change: Callable[[str], str]) -> Conversation:
-        """The same conversation with `change` applied to each of its strings."""
+        """Return the same conversation with `change` applied to each of its strings."""
 
         def changed(part: Part) -> Part:
             match part:
@@ -232,7 +232,7 @@ def _tool_call(call: object, where: str) -> dict[str, object]:
 
 
 def _arguments(arguments: object) -> dict[str, object]:
-    """The arguments of a call as an object, which templates expect.
+    """Return the arguments of a call as an object, which templates expect.
 
     Anything else becomes an empty object: a model wrote it, it is in the history of the chat, and a refusal would make
     that chat unusable.

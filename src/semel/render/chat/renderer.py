@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from semel.core import AssemblyKind, Item, Modality
@@ -15,10 +16,11 @@ from semel.errors import ConfigError, InvalidRequest, TemplateError
 from semel.render.chat.messages import Conversation
 from semel.render.chat.template import ChatTemplate
 from semel.render.chat.template_messages import Insertion, transcribe, without_developer
+from semel.render.offload import run_if_heavy
 from semel.render.tokens.placeholder_escape import are_spelled, break_spellings, map_strings, strings_in, unused_letters
 from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 
-__all__ = ["ChatRenderer"]
+__all__ = ["ChatRenderer", "ChatRequest", "tokenize_chat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,12 @@ class ChatRenderer:
     """How the items of a modality enter a prompt; one that is not listed is spliced."""
 
     def placeholder_ids(self) -> dict[int, Modality]:
-        """The ids of the placeholders that are one token, as `expand` needs them."""
+        """Return the ids of the placeholders that are one token, as `expand` needs them."""
         ids = {modality: self._token_id(modality, text) for modality, text in self.placeholders.items()}
         return {token: modality for modality, token in ids.items() if token is not None}
 
     def splices(self, items: Iterable[Item]) -> bool:
-        """Whether replacing placeholder tokens by layouts is all that these items need."""
+        """Return whether replacing placeholder tokens by layouts is all that these items need."""
         return all(self.assembly.get(item.modality, "splice") == "splice" for item in items)
 
     def tokenize(
@@ -80,7 +82,7 @@ class ChatRenderer:
             return self.tokenizer.encode_apart(text.split(guard))
 
     def _render(self, chat: _Chat, add_generation_prompt: bool, mark: str | None) -> str:
-        """The prompt as text. A `mark`, if any, is put after the final message, and the text ends at it."""
+        """Return the prompt as text. A `mark`, if any, is put after the final message, and the text ends at it."""
         template = self.template.chosen_for(chat.tools)
         messages = transcribe(
             chat.conversation,
@@ -147,3 +149,33 @@ def _ended(text: str, mark: str) -> str:
             "continue_final_message", "this model's chat template does not show the end of the final message"
         )
     return before if behind.startswith(" ") else before.rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """The parts of a chat request that determine the prompt, under OpenAI's and vLLM's names."""
+
+    messages: Sequence[object]
+    tools: Sequence[object] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
+    return_media_ids: bool = False
+    """Whether the ids of all items are wanted, by which later chats may name them."""
+
+
+async def tokenize_chat(
+    renderer: ChatRenderer, conversation: Conversation, request: ChatRequest, light: bool, room: TextRoom
+) -> list[int]:
+    """Return the tokens of a chat, made off the event loop unless it is `light`."""
+    tokenize = partial(
+        renderer.tokenize,
+        conversation,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        template_kwargs=request.chat_template_kwargs,
+        room=room,
+    )
+    return await run_if_heavy(tokenize, light=light and renderer.tokenizer.is_local)

@@ -56,7 +56,7 @@ class Template:
 
     @property
     def knows_developer(self) -> bool:
-        """Whether the template mentions the role "developer"."""
+        """Return whether the template mentions the role "developer"."""
         return '"developer"' in self.text or "'developer'" in self.text
 
     def render(self, variables: Mapping[str, object]) -> str:

@@ -73,12 +73,12 @@ class ChatTemplate:
         return self.plain.content_format
 
     def with_format(self, content_format: ContentFormat) -> Self:
-        """The same templates, given content in this format whatever their syntax says."""
+        """Return the same templates, given content in this format whatever their syntax says."""
         plain, with_tools = (replace(one, content_format=content_format) for one in (self.plain, self.with_tools))
         return replace(self, plain=plain, with_tools=with_tools)
 
     def chosen_for(self, tools: Sequence[object] | None) -> Template:
-        """The template for a request with these tools; None means that the request names none."""
+        """Return the template for a request with these tools; None means that the request names none."""
         return self.plain if tools is None else self.with_tools
 
     def render(
@@ -89,7 +89,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         kwargs: Mapping[str, object],
     ) -> str:
-        """The prompt as text. `kwargs` are the request's own variables, for templates that use them."""
+        """Return the prompt as text. `kwargs` are the request's own variables, for templates that use them."""
         template = self.chosen_for(tools)
         if reserved := kwargs.keys() & (_RESERVED | template.names | self.special_tokens.keys()):
             raise InvalidRequest(f"chat_template_kwargs must not set {', '.join(sorted(reserved))}: leave that out")
@@ -113,13 +113,13 @@ def _overriding(folder: Path, tokenizer: Path, override: str | Path) -> Template
 
 
 def hash_templates(folder: Path, tokenizer: Path) -> str:
-    """A hash of all chat templates of a model folder and its tokenizer's; empty if there is none."""
+    """Return a hash of all chat templates of a model folder and its tokenizer's; empty if there is none."""
     texts = {"processor": _processor_texts(folder), "tokenizer": _tokenizer_texts(tokenizer)}
     return blake3(json.dumps(texts, sort_keys=True).encode()).hexdigest(length=16) if any(texts.values()) else ""
 
 
 def _processor_texts(folder: Path) -> dict[str, str]:
-    """The processor's templates by name, in the precedence of transformers 5."""
+    """Return the processor's templates by name, in the precedence of transformers 5."""
     if (configured := _json(folder / "processor_config.json").get("chat_template")) is not None:
         return _named(configured, folder / "processor_config.json")
     legacy = folder / "chat_template.json"
@@ -132,7 +132,7 @@ def _processor_texts(folder: Path) -> dict[str, str]:
 
 
 def _tokenizer_texts(folder: Path) -> dict[str, str]:
-    """The tokenizer's templates by name: files take precedence over the entry in its config."""
+    """Return the tokenizer's templates by name: files take precedence over the entry in its config."""
     config = folder / "tokenizer_config.json"
     return _template_files(folder) or _named(_json(config).get("chat_template"), config)
 
@@ -145,7 +145,7 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 
 def _named(entry: object, path: Path) -> dict[str, str]:
-    """The entry "chat_template" of a config: one text, or several with names."""
+    """Return the entry "chat_template" of a config: one text, or several with names."""
     match entry:
         case None:
             return {}

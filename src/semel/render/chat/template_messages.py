@@ -17,7 +17,7 @@ class Insertion(Protocol):
     """The text that represents an item in a template with string content. It depends on the model family."""
 
     def __call__(self, modality: Modality, index: int, /) -> str:
-        """The text for the `index`-th item of `modality` in the conversation, counted from 1; empty for none."""
+        """Return the text for the `index`-th item of `modality` in the conversation, counted from 1; empty for none."""
         ...
 
 
@@ -35,7 +35,7 @@ def transcribe(
 
 
 def without_developer(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """The messages for a template without the role "developer": it becomes "system".
+    """Return the messages for a template without the role "developer": it becomes "system".
 
     Many such templates accept a system message in the first position only, so several are merged into one there.
     """
@@ -65,7 +65,7 @@ def _template_part(part: Part) -> dict[str, object]:
 
 
 def _line(message: Message, insertion: Insertion, seen: Counter[Modality]) -> str:
-    """All items of the message, grouped by modality, then its texts: each on a line of its own."""
+    """Return all items of the message, grouped by modality, then its texts: each on a line of its own."""
     items: dict[Modality, list[str]] = {}
     texts: list[str] = []
     for part in message.parts:
@@ -79,7 +79,7 @@ def _line(message: Message, insertion: Insertion, seen: Counter[Modality]) -> st
 
 
 def _interleaved(message: Message, insertion: Insertion, seen: Counter[Modality]) -> str:
-    """The items and texts of the message in their order: each on a line of its own."""
+    """Return the items and texts of the message in their order: each on a line of its own."""
     lines: list[str] = []
     for part in message.parts:
         match part:

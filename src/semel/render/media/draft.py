@@ -64,7 +64,7 @@ class ComputeLayout(Protocol):
     def __call__(
         self, media: Media, options: Mapping[str, object], /, *, group: Hashable | None = None, tenant: str = ""
     ) -> Awaitable[Layout]:
-        """The layout; `group` and `tenant` are as for `ProcessItem`."""
+        """Return the layout; `group` and `tenant` are as for `ProcessItem`."""
         ...
 
 
@@ -74,7 +74,7 @@ class AssemblePrompt(Protocol):
     def __call__(
         self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]], /, *, tenant: str = ""
     ) -> Awaitable[Assembly]:
-        """The prompt without its items, and their places; `tenant` is as for `ProcessItem`."""
+        """Return the prompt without its items, and their places; `tenant` is as for `ProcessItem`."""
         ...
 
 
@@ -133,7 +133,7 @@ class ParsedRequest:
             raise
 
     async def media_of(self, digest: Digest) -> Media:
-        """The media of an item."""
+        """Return the media of an item."""
         media = self.media[digest]
         if isinstance(media, Media):
             return media
@@ -156,5 +156,5 @@ class Rendered:
 
 
 def nothing_known(_: Digest) -> FeatureInfo | None:
-    """A `FeatureInfoOf` for callers without a worker: no feature is known."""
+    """Return a `FeatureInfoOf` for callers without a worker: no feature is known."""
     return None

@@ -11,33 +11,33 @@ __all__ = ["at_least_one", "kind_of", "list_of", "object_of", "optional_string",
 
 
 def object_of(value: object, where: str) -> dict[str, Any]:
-    """An object."""
+    """Return an object."""
     if not isinstance(value, dict):
         raise InvalidRequest.of(where, f"must be an object, not {kind_of(value)}")
     return value
 
 
 def list_of(value: object, where: str) -> list[Any]:
-    """A list."""
+    """Return a list."""
     if not isinstance(value, list):
         raise InvalidRequest.of(where, f"must be a list, not {kind_of(value)}")
     return value
 
 
 def string_of(value: object, where: str) -> str:
-    """A string."""
+    """Return a string."""
     if not isinstance(value, str):
         raise InvalidRequest.of(where, f"must be a string, not {kind_of(value)}")
     return value
 
 
 def optional_string(value: object, where: str) -> str | None:
-    """A string or null."""
+    """Return a string or null."""
     return None if value is None else string_of(value, where)
 
 
 def type_of(value: dict[str, Any], where: str) -> str:
-    """The type that an object says it has."""
+    """Return the type that an object says it has."""
     return string_of(value.get("type"), f"{where}.type")
 
 
@@ -48,7 +48,7 @@ def at_least_one(values: Sequence[Any], where: str, what: str) -> None:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in the words of JSON."""
+    """Return what a value is, in the words of JSON."""
     match value:
         case None:
             return "null"

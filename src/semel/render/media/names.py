@@ -1,4 +1,4 @@
-"""What a frontend remembers of the media that tenants have sent: contents, names for them, and digests of items.
+"""A frontend's memory of the media that tenants have sent: contents, names for them, and digests of items.
 
 A content is known by the id that it would have as a file. A name (`uuid`) belongs to a tenant, with its salt, and to
 the content that it was sent with (threats S11, S12). A name that was sent with two contents is ambiguous: alone it
@@ -21,7 +21,7 @@ _AMBIGUOUS: Final = Digest(bytes(Digest.size))
 
 
 class _Memory:
-    """What is remembered of one tenant."""
+    """The memory of one tenant's media."""
 
     __slots__ = ("contents", "digests", "names")
 
@@ -32,39 +32,39 @@ class _Memory:
 
 
 class MediaNames:
-    """What is remembered of each tenant; there are as many as the operator has named. It belongs to one event loop."""
+    """The memory of each tenant's media; the operator has named the tenants. It belongs to one event loop."""
 
     def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._memories: dict[str, _Memory] = {}
 
     def add_content(self, tenant: Tenant, content: Digest, modality: Modality) -> None:
-        """A tenant has sent a content."""
+        """Remember a content that a tenant has sent."""
         self._memory(tenant).contents.put(content, modality)
 
     def modality(self, tenant: Tenant, content: Digest) -> Modality | None:
-        """What a content was sent as; None if the tenant has not sent it, or it is forgotten."""
+        """Return what a content was sent as; None if the tenant has not sent it, or it is forgotten."""
         return self._memory(tenant).contents.get(content)
 
     def bind(self, tenant: Tenant, name: str, content: Digest) -> None:
-        """A tenant has sent a content under a name."""
+        """Bind a name to a content that a tenant has sent."""
         names, key = self._memory(tenant).names, _key_of(tenant, name)
         bound = names.get(key)
         names.put(key, content if bound in (None, content) else _AMBIGUOUS)
 
     def content(self, tenant: Tenant, name: str, where: str) -> Digest | None:
-        """The content that a tenant has sent under a name; None if it has sent none, or it is forgotten."""
+        """Return the content that a tenant has sent under a name; None if it has sent none, or it is forgotten."""
         content = self._memory(tenant).names.get(_key_of(tenant, name))
         if content == _AMBIGUOUS:
             raise AmbiguousMedia.of(where, "its uuid was sent with two contents: send the media itself")
         return content
 
     def remember_digest(self, tenant: Tenant, reference: Digest, digest: Digest) -> None:
-        """The item that a content is, under a processor and options that the reference covers too."""
+        """Remember the item of a content, under a processor and options that the reference covers too."""
         self._memory(tenant).digests.put(reference, digest)
 
     def digest(self, tenant: Tenant, reference: Digest) -> Digest | None:
-        """The item's digest, if it is known."""
+        """Return the item's digest, if it is known."""
         return self._memory(tenant).digests.get(reference)
 
     def _memory(self, tenant: Tenant) -> _Memory:

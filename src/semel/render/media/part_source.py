@@ -12,9 +12,8 @@ from typing import Any, Final
 from semel.core import Digest, Media, Modality
 from semel.errors import InvalidRequest, UnknownMedia, excerpt
 from semel.render.media.json_values import kind_of, string_of
-from semel.render.media.long_string import LongString
 from semel.render.media.names import MAX_NAME_CHARS
-from semel.render.media.source import MediaFile, MediaName, Source, media_from_base64, source_from
+from semel.render.media.source import LongString, MediaFile, MediaName, Source, media_from_base64, source_from
 
 __all__ = ["MEDIA_TYPES", "NO_FILES", "Files", "name_of", "named_files", "put_media", "source_of"]
 
@@ -57,7 +56,7 @@ def put_media(messages: Sequence[dict[str, Any]], strings: Mapping[str, LongStri
 
 
 def _media_fields(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects in messages that may have media, each with the name of the field."""
+    """Yield the objects in messages that may have media, each with the name of the field."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
@@ -75,7 +74,7 @@ def _media_fields(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str
 
 
 def named_files(messages: Sequence[object]) -> list[str]:
-    """The ids of all files that messages name, each once, in the order of the parts."""
+    """Return the ids of all files that messages name, each once, in the order of the parts."""
     found: dict[str, None] = {}
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
@@ -87,7 +86,7 @@ def named_files(messages: Sequence[object]) -> list[str]:
 
 
 def source_of(part: dict[str, Any], kind: str, name: str | None, files: Files, where: str) -> Source:
-    """Where the media of a part of this type comes from; `name` is what its client calls it."""
+    """Return where the media of a part of this type comes from; `name` is what its client calls it."""
     if kind == "file":
         file = part.get("file")
         if isinstance(file, dict) and file.get("file_data") is not None:
@@ -107,21 +106,21 @@ def source_of(part: dict[str, Any], kind: str, name: str | None, files: Files, w
 
 
 def _is_stripped(value: object) -> bool:
-    """Whether a client left the media out: it sends null, or an object whose URL or data are null or empty."""
+    """Return whether a client left the media out: it sends null, or an object whose URL or data are null or empty."""
     if isinstance(value, dict) and "file_id" not in value:
         value = value.get("data") or value.get("url")
     return value is None or value == ""
 
 
 def _uuid(part: dict[str, Any], kind: str) -> object:
-    """What the client calls the media. Dynamo's clients also have it in the object with the URL."""
+    """Return what the client calls the media. Dynamo's clients also have it in the object with the URL."""
     value = part.get(_URL_FIELDS[kind][0]) if kind in _URL_FIELDS else None
     nested = value.get("uuid") if isinstance(value, dict) else None
     return part.get("uuid", nested)
 
 
 def name_of(part: dict[str, Any], kind: str, where: str) -> str | None:
-    """What the client calls the media of a part, if it does."""
+    """Return what the client calls the media of a part, if it does."""
     if (value := _uuid(part, kind)) is None:
         return None
     name = string_of(value, f"{where}.uuid")
@@ -141,7 +140,7 @@ def _file_id(value: Mapping[str, Any]) -> str | None:
 
 
 def _file(value: object, modality: Modality | None, files: Files, where: str) -> MediaFile:
-    """The file that a part names; `modality` is what the part takes, if it does not take all."""
+    """Return the file that a part names; `modality` is what the part takes, if it does not take all."""
     if not isinstance(value, dict) or (file_id := _file_id(value)) is None:
         raise InvalidRequest.of(where, 'must have a "file_id", the id of a file that was uploaded to /v1/files')
     if value.get("url") is not None:
@@ -155,7 +154,7 @@ def _file(value: object, modality: Modality | None, files: Files, where: str) ->
 
 
 def _inline_file(value: Mapping[str, Any], where: str) -> Source:
-    """An image in OpenAI's form of a file that is not uploaded: its data URL."""
+    """Return an image in OpenAI's form of a file that is not uploaded: its data URL."""
     if value.get("file_id") is not None:
         raise InvalidRequest.of(where, 'has "file_data" and a "file_id": send one of them')
     data = _encoded(value["file_data"], f"{where}.file.file_data")
@@ -167,7 +166,7 @@ def _inline_file(value: Mapping[str, Any], where: str) -> Source:
 
 
 def _image_source(value: object, where: str) -> Source:
-    """An image as Anthropic's API has it: its URL, or its base64 and what it is."""
+    """Return an image as Anthropic's API has it: its URL, or its base64 and what it is."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or kind not in ("base64", "url"):
         raise InvalidRequest.of(where, 'must be an object of type "base64" with "data", or of type "url" with "url"')

@@ -13,9 +13,29 @@ import pybase64
 from semel.core import Digest, Media, Modality
 from semel.errors import InvalidRequest, MediaError
 from semel.media.fetch.url import Url, parse_url
-from semel.render.media.long_string import LongString
 
-__all__ = ["MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
+__all__ = ["LongString", "MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LongString:
+    """A string of ASCII characters that have no escapes."""
+
+    data: memoryview
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, part: slice) -> str:
+        return str(self.data[part], "ascii")
+
+    def __repr__(self) -> str:
+        return f"LongString({self[:32]!r}…, {len(self):,} characters)"
+
+    def from_(self, start: int) -> LongString:
+        """Return the rest of the string, without a copy."""
+        return LongString(self.data[start:])
+
 
 _EXCERPT_CHARS: Final = 32
 _MAX_HEAD_CHARS: Final = 512
@@ -60,7 +80,7 @@ Source = Media | MediaUrl | MediaFile | MediaName
 
 
 def source_from(text: str | LongString, modality: Modality, *, where: str) -> Media | MediaUrl:
-    """The source that a URL names; `where` is the part of the request for errors."""
+    """Return the source that a URL names; `where` is the part of the request for errors."""
     if text[:5].lower() == "data:":
         return _from_data_url(text, modality, where)
     try:
@@ -70,7 +90,7 @@ def source_from(text: str | LongString, modality: Modality, *, where: str) -> Me
 
 
 def media_from_base64(text: str | LongString, modality: Modality, *, mime: str | None, where: str) -> Media:
-    """The media that `text` encodes."""
+    """Return the media that `text` encodes."""
     try:
         data = pybase64.b64decode(text if isinstance(text, str) else text.data, validate=True)
     except ValueError:

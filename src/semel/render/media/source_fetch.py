@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, Literal, Protocol, cast
 
+from semel.aio import concurrently
 from semel.core import Media, Tenant
 from semel.errors import MediaNotAllowed, RequestError
 from semel.media.fetch.url import Url
-from semel.render.concurrency import concurrently
-from semel.render.media.intent import Intent
 from semel.render.media.source import MediaFile, MediaName, MediaUrl, Source
 
-__all__ = ["Fetch", "Spend", "fetch_sources"]
+__all__ = ["Fetch", "Intent", "Spend", "fetch_sources"]
+
+Intent = Literal["execute", "inspect"]
+"""`execute`: the result goes to an engine, and uses the feature cache and its counters. `inspect`: the result is only
+returned, by a second path that changes nothing which `execute` can see. The default is `execute`.
+"""
+
 
 _FETCHES_AT_ONCE: Final = 8
 """Maximum fetches of one request at a time: a few requests with slow URLs must not use up their tenant's limit (threats
@@ -27,14 +32,14 @@ class Fetch(Protocol):
     """Returns the bytes behind a URL, from the network or a cache."""
 
     async def __call__(self, url: Url, tenant: Tenant, /, *, apart: bool, spend: Spend) -> bytes:
-        """The bytes. `apart` is for an inspection, which must change nothing that other requests can see."""
+        """Return the bytes. `apart` is for an inspection, which must change nothing that other requests can see."""
         ...
 
 
 async def fetch_sources(
     sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
 ) -> Sequence[Media | MediaFile | MediaName]:
-    """The media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
+    """Return the media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
     wanted: dict[Url, MediaUrl] = {}
     for source in sources:
         if isinstance(source, MediaUrl):

@@ -47,7 +47,7 @@ def strings_in(value: object) -> Iterator[str]:
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """The same JSON value with `change` applied to each of its strings."""
+    """Return the same JSON value with `change` applied to each of its strings."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -58,7 +58,7 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def unused_letters(text: str) -> Iterator[str]:
-    """The letters that can mark positions in a rendering of `text`."""
+    """Yield the letters that can mark positions in a rendering of `text`."""
     yield from (letter for letter in LETTERS if letter not in text)
     raise InvalidRequest(
         "the request uses all letters of Linear A (U+10600 to U+10736), but rendering it needs some that it does not "
@@ -86,7 +86,7 @@ def break_spellings(literals: Iterable[str], guard: str, *, apart: Iterable[str]
 
 
 def are_spelled(literals: Iterable[str], texts: Sequence[str]) -> bool:
-    """Whether a text spells one of the literals, or one text ends as a literal begins and one begins as it ends."""
+    """Return whether a text spells one of the literals, alone or where one text ends and another begins."""
     literals = tuple(literals)
     words = "\0".join(texts)
     if any(literal in words for literal in literals):
@@ -97,6 +97,6 @@ def are_spelled(literals: Iterable[str], texts: Sequence[str]) -> bool:
 
 @lru_cache(64)
 def _parts(literals: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The proper prefixes and the proper suffixes of the literals."""
+    """Return the proper prefixes and the proper suffixes of the literals."""
     cuts = [(literal, cut) for literal in literals for cut in range(1, len(literal))]
     return tuple(literal[:cut] for literal, cut in cuts), tuple(literal[cut:] for literal, cut in cuts)

@@ -16,7 +16,7 @@ class Encode(Protocol):
     """Tokenises texts, and waits for it."""
 
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """The token ids of each text."""
+        """Return the token ids of each text."""
 
 
 class Decode(Protocol):
@@ -39,11 +39,11 @@ class RemoteTokenizer(Tokenizer):
 
     @property
     def is_local(self) -> bool:
-        """Whether it answers in this process."""
+        """Return whether it answers in this process."""
         return False
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of `token_ids`; that of a single token is known here."""
+        """Return the text of `token_ids`; that of a single token is known here."""
         if len(token_ids) == 1 and not skip_special_tokens and 0 <= token_ids[0] < self.vocab_size:
             return self._vocabulary.texts[token_ids[0]]
         return self._call_decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -53,7 +53,7 @@ class RemoteTokenizer(Tokenizer):
         raise InvalidRequest.of("return_token_strs", "not for this model's tokenizer; /detokenize gives texts")
 
     def token_id(self, text: str) -> int | None:
-        """The id of the added token with exactly this text, if there is one."""
+        """Return the id of the added token with exactly this text, if there is one."""
         return self._vocabulary.added.get(text)
 
     @property

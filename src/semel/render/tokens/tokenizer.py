@@ -18,7 +18,7 @@ TextRoom = Callable[[int], AbstractContextManager[object]]
 
 
 def unlimited_room(_: int) -> AbstractContextManager[object]:
-    """A `TextRoom` for callers whose texts are in no account."""
+    """Return a `TextRoom` for callers whose texts are in no account."""
     return nullcontext()
 
 
@@ -51,30 +51,30 @@ class Tokenizer:
 
     @property
     def is_local(self) -> bool:
-        """Whether it answers in this process, so that a short text may be tokenised on the event loop."""
+        """Return whether it answers in this process, so that a short text may be tokenised on the event loop."""
         return True
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of `text`. Special tokens in the text are recognised."""
+        """Return the token ids of `text`. Special tokens in the text are recognised."""
         return self._encode([text], add_special_tokens)[0]
 
     def encode_apart(self, pieces: Iterable[str]) -> list[int]:
-        """The token ids of the pieces in order. No token spans two of them.
+        """Return the token ids of the pieces in order. No token spans two of them.
 
         A tokenizer that adds a space before its input (Llama 2) adds one before every piece.
         """
         return [token for ids in self._encode([*pieces], False) for token in ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of `token_ids`."""
+        """Return the text of `token_ids`."""
         return str(self._raw.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary has them, which is not the text that they stand for."""
+        """Return the tokens as the vocabulary has them, which is not the text that they stand for."""
         return [self._raw.id_to_token(token) or "" for token in token_ids]
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token with exactly this text, if there is one."""
+        """Return the id of the token with exactly this text, if there is one."""
         found: int | None = self._raw.token_to_id(text)
         return found
 

@@ -63,7 +63,7 @@ class SocketFile:
 
     @classmethod
     def at(cls, address: str) -> Self:
-        """The file of a newly bound address."""
+        """Return the file of a newly bound address."""
         scheme, _, name = address.partition("://")
         return cls(Path(name), Path(name).stat().st_ino) if scheme == "ipc" else cls(None)
 
@@ -75,7 +75,7 @@ class SocketFile:
 
 
 def memory_path(address: str) -> Path | None:
-    """The socket for shared memory of a worker at this address; None if frontends may be on other hosts."""
+    """Return the socket for shared memory of a worker at this address; None if frontends may be on other hosts."""
     scheme, _, name = address.partition("://")
     path = f"{name}.memory"
     return Path(path) if scheme == "ipc" and len(path.encode()) <= _MAX_PATH_BYTES else None
@@ -89,7 +89,7 @@ def check_directory(address: str) -> None:
 
 
 def transport_keys(key: Key | TransportKeys, role: Role) -> TransportKeys:
-    """The keys of a role; those that come of a fleet key, if it is one."""
+    """Return the keys of a role; those that come of a fleet key, if it is one."""
     if isinstance(key, TransportKeys):
         if key.role != role:
             raise ConfigError(f"these are the transport keys of a {key.role}, and this is a {role}: give it its own")
@@ -119,7 +119,7 @@ def secure_server(
 
 
 def secure_client(client: zmq.Socket[bytes], address: str, generation: Generation) -> None:
-    """Configure a socket before it connects to an address. Makes no directory: that is for whoever listens.
+    """Configure a socket before it connects to an address. Makes no directory: that is for listeners.
 
     A frontend that ends a moment later than its supervisor would make the directory of the run again.
     """
@@ -227,5 +227,5 @@ def _bound(family: int, kind: int, protocol: int, place: object, *, is_shared: b
 
 
 def public_key(secret: bytes) -> bytes:
-    """The public key of an X25519 secret."""
+    """Return the public key of an X25519 secret."""
     return z85.decode(zmq.curve_public(z85.encode(secret)))

@@ -1,4 +1,4 @@
-"""When a frontend connects to a worker again: soon after a connection broke, seldom after a refusal that an operator
+"""Backoff of a frontend's reconnects: short after a connection broke, long after a refusal that an operator
 has to see to. Pure."""
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Backoff:
     refused_max_s: float = 300.0
 
     def delay_s(self, failures: int, random: Random = _SYSTEM) -> float:
-        """The delay before the next attempt, with jitter, so that a fleet does not connect all at once."""
+        """Return the delay before the next attempt, with jitter, so that a fleet does not connect all at once."""
         return _doubled(self.first_s, self.max_s, failures) * random.uniform(0.5, 1.0)
 
     def refused_delay_s(self, refusals: int, random: Random = _SYSTEM) -> float:
-        """The same after a refusal."""
+        """Return the same after a refusal."""
         return _doubled(self.refused_first_s, self.refused_max_s, refusals) * random.uniform(0.5, 1.0)
 
 
@@ -52,7 +52,7 @@ class Retries:
         self.failures = self._refusals = 0
 
     def delay_s(self, code: str, generations: int, random: Random) -> float:
-        """The delay after an attempt or a session that ended with a code."""
+        """Return the delay after an attempt or a session that ended with a code."""
         self._refusals = self._refusals + 1 if code == self._code else 1
         self._code = code
         failures, self.failures = self.failures, self.failures + 1

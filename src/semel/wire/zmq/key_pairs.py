@@ -52,12 +52,12 @@ class KeyPairs:
 
     @classmethod
     def make(cls, now_s: int) -> Self:
-        """A first generation."""
+        """Return a first generation."""
         frontend, worker = _generation(_FIRST, now_s)
         return cls(TransportKeys("frontend", (frontend,)), TransportKeys("worker", (worker,)))
 
     def rotate(self, now_s: int) -> Self:
-        """One more generation; the newest of those before it stays accepted."""
+        """Return one more generation; the newest of those before it stays accepted."""
         frontend, worker = _generation(self.frontend.newest.number + 1, now_s)
         return type(self)(_with(self.frontend, frontend), _with(self.worker, worker))
 
@@ -67,7 +67,7 @@ class KeyPairs:
 
 
 def encode_keys(keys: TransportKeys) -> str:
-    """The file of one role."""
+    """Return the file of one role."""
     rows = [
         _Row(one.number, one.made_s, one.secret.hex(), one.peer.hex(), one.link.secret.hex())
         for one in keys.generations
@@ -77,7 +77,7 @@ def encode_keys(keys: TransportKeys) -> str:
 
 
 def decode_keys(text: str) -> TransportKeys:
-    """The keys in a file; a `ValueError` if it is none, without any of its contents."""
+    """Return the keys in a file; a `ValueError` if it is none, without any of its contents."""
     try:
         file = msgspec.json.decode(text, type=_File)
         rows = [
@@ -96,7 +96,7 @@ def decode_keys(text: str) -> TransportKeys:
 
 
 def _generation(number: int, now_s: int) -> tuple[Generation, Generation]:
-    """What frontends and what workers get."""
+    """Return what frontends and what workers get."""
     ours, theirs, link = (secrets.token_bytes(PUBLIC_BYTES) for _ in range(3))
     return (
         Generation(number, ours, public_key(theirs), Key(link), made_s=now_s),

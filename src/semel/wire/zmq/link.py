@@ -49,12 +49,12 @@ class LinkSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent now."""
+        """Return whether messages can be sent now."""
         return self._session.is_open
 
     @property
     def takes_submits(self) -> bool:
-        """Whether it is open and neither end is draining."""
+        """Return whether it is open and neither end is draining."""
         return self._session.takes_submits
 
     def send(self, message: ToWorker) -> None:
@@ -310,6 +310,6 @@ class FrontendLink:
             self._alarm.set(now + self._deadlines.heartbeat_s)
             return
         if self._alarm.late_s > self._deadlines.heartbeat_s or self._attempt.socket.is_waiting:
-            self._attempt.session.excuse(now)
+            self._attempt.session.extend_deadline(now)
         self._tell(self._attempt.session.tick(now))
         self._send_all(self._attempt)

@@ -25,9 +25,9 @@ from semel.wire.events import Admitted, Closed, Event, Reset
 from semel.wire.handshake import NO_EPOCH
 from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
+from semel.wire.liveness import Timers
 from semel.wire.messages import INCARNATION_BYTES, NONCE_BYTES, Refusal, Status
 from semel.wire.session import Session, ToFrontend
-from semel.wire.timers import Timers
 from semel.wire.zmq.address import transport_keys
 from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, weight
 from semel.wire.zmq.sockets import ServerSockets, SessionSocket, ZmqServerSockets
@@ -158,12 +158,12 @@ class WorkerListener:
 
     @property
     def generations(self) -> Mapping[int, int]:
-        """How many frontends are here with the keys of each generation that is accepted."""
+        """Return how many frontends are here with the keys of each generation that is accepted."""
         found = Counter(peer.generation for peer in self.peers)
         return {one.number: found[one.number] for one in self._keys.generations}
 
     def replace_keys(self, keys: TransportKeys) -> None:
-        """Take other keys from now on. Sessions go on whose generation stays; the others end, and are told why.
+        """Take other keys from now on. Sessions go on whose generation stays; the others end with the reason.
 
         A `ConfigError` if it cannot listen with them; then nothing has changed.
         """
@@ -224,7 +224,7 @@ class WorkerListener:
             self._flush_soon(peer.identity)
 
     def _bound_generations(self, keys: TransportKeys) -> tuple[Generation, ...]:
-        """Those that need a socket of their own."""
+        """Return those that need a socket of their own."""
         return keys.generations if self.address.startswith("tcp://") else keys.generations[-1:]
 
     def _bind(self, generation: Generation) -> None:
@@ -285,7 +285,7 @@ class WorkerListener:
                 socket.pause()
 
     def _turn_away(self, identity: _Identity) -> None:
-        """Say why there is no session, to whoever is one too many. Nothing is kept of it."""
+        """Say why there is no session, to a frontend that is one too many. Nothing is kept of it."""
         message = f"the worker has {len(self._sessions):,} frontends, as many as it takes (--max-frontends)"
         self._note_refusal("busy", message)
         with suppress(zmq.ZMQError):  # it may have gone already
@@ -351,7 +351,7 @@ class WorkerListener:
             return
         if self._alarm.late_s > self._deadlines.heartbeat_s:
             for session in self._sessions.values():
-                session.excuse(now)
+                session.extend_deadline(now)
         for identity in self._timers.pop_due(now):
             self._tell(identity, self._sessions[identity].tick(now))
             self._due[identity] = None

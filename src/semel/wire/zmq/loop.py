@@ -1,4 +1,4 @@
-"""What zmq sockets and sessions need from an event loop: reading, one timer, a bounded event queue. No tasks.
+"""The event loop of zmq sockets and sessions: reading, one timer, a bounded event queue. No tasks.
 
 Callbacks replace tasks: a message costs no wake-up of its own, messages of one loop iteration are sent together, and
 there is nothing to cancel on close.
@@ -55,11 +55,11 @@ class LoopBudget:
 
     @property
     def is_contended(self) -> bool:
-        """Whether others wait: a socket then reads one message and goes to the end, so that all are soon heard."""
+        """Return whether others wait: a socket then reads one message and goes to the end of the line."""
         return bool(self._waiting)
 
     def has_time(self) -> bool:
-        """Whether one more message may be read, or one more alarm be heard, in this iteration."""
+        """Return whether one more message may be read, or one more alarm be heard, in this iteration."""
         if self._until is None:
             self._until = self._now() + self._max_s
             self._loop.call_soon(self._renew)
@@ -167,7 +167,7 @@ class LoopSocket:
         self._schedule()
 
     def _receive(self) -> Frames | None:
-        """One message, or enough of it to show that it has too many frames."""
+        """Return one message, or enough of it to show that it has too many frames."""
         frames: Frames = []
         more = True
         while more:
@@ -231,7 +231,7 @@ class EventQueue(Generic[_T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the caller must stop reading."""
+        """Return whether the caller must stop reading."""
         return len(self._events) >= self._max_events or self._bytes >= self._max_bytes
 
     def put(self, event: _T, nbytes: int) -> None:

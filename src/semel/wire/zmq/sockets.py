@@ -1,4 +1,4 @@
-"""Where links and listeners get their sockets from: zmq, unless something else is given, such as a simulated network.
+"""Sockets of links and listeners: zmq's, unless others are passed, such as those of a simulated network.
 
 A socket reports messages, and the end of its connection, to the callbacks that it was opened with. All of its methods
 and callbacks belong to one event loop.
@@ -35,7 +35,7 @@ _BROKEN: Final = (
 
 OnMessage = Callable[[Frames], None]
 OnBroken = Callable[[str], None]
-"""Is told why a connection broke."""
+"""Called with the reason why a connection broke."""
 
 
 class SessionSocket(Protocol):
@@ -43,12 +43,12 @@ class SessionSocket(Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is read, because the owner asked for that."""
+        """Return whether nothing is read, because the owner asked for that."""
         ...
 
     @property
     def is_waiting(self) -> bool:
-        """Whether messages wait until others have been read."""
+        """Return whether messages wait until others have been read."""
         ...
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -76,7 +76,7 @@ class ClientSockets(Protocol):
     """Opens the sockets of a link, one after another."""
 
     def connect(self, address: str, key: Generation, on_message: OnMessage, on_broken: OnBroken) -> SessionSocket:
-        """A socket that connects to an address; a `ConfigError` if that is none."""
+        """Return a socket that connects to an address; a `ConfigError` if that is none."""
         ...
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class ServerSockets(Protocol):
     def bind(
         self, address: str, key: Generation, on_message: OnMessage, *, beside_another: bool
     ) -> tuple[str, SessionSocket]:
-        """A socket that listens, and its actual address. The first frame of its messages names the peer."""
+        """Return a socket that listens, and its actual address. The first frame of its messages names the peer."""
         ...
 
     def remove_file(self) -> None:
@@ -145,7 +145,7 @@ class ZmqClientSockets:
         self._budget = budget
 
     def connect(self, address: str, key: Generation, on_message: OnMessage, on_broken: OnBroken) -> SessionSocket:
-        """A connected socket with an identity of its own."""
+        """Return a connected socket with an identity of its own."""
         opened: list[zmq.Socket[bytes]] = []
         try:
             opened.append(socket := self._context.socket(zmq.DEALER))
@@ -185,7 +185,7 @@ class ZmqServerSockets:
     def bind(
         self, address: str, key: Generation, on_message: OnMessage, *, beside_another: bool
     ) -> tuple[str, SessionSocket]:
-        """A bound ROUTER."""
+        """Return a bound ROUTER."""
         socket = self._context.socket(zmq.ROUTER)
         try:
             configure(socket, self._limits, self._deadlines)

@@ -154,7 +154,7 @@ class Grammars:
         if self._is_tried:
             self._process()
 
-    async def vouch(self, outputs: Any) -> None:
+    async def preapprove(self, outputs: Any) -> None:
         """Remember a grammar of the operator's as one that compiles, without a trial."""
         checked = await asyncio.to_thread(self._checked, outputs)
         if checked is not None:

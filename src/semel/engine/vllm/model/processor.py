@@ -17,7 +17,7 @@ from typing import Any, Self
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.compat.versions import check_processor
 from semel.engine.vllm.model.assembly import Assembler
-from semel.engine.vllm.model.item import lay_out, make_item, parse, to_tensors
+from semel.engine.vllm.model.item import lay_out, make_item, parse
 from semel.engine.vllm.model.prompt_rules import supported_modalities
 from semel.engine.vllm.model.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
@@ -25,8 +25,7 @@ from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_im
 from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.folder import code_files, find_tokenizer, runs_code
-from semel.processing.options import check_options
-from semel.processing.origin import origin_of
+from semel.processing.options import check_options, to_origin
 from semel.processing.tensors import is_out_of_memory
 
 __all__ = ["VllmProcessor"]
@@ -129,7 +128,7 @@ class VllmProcessor:
         return {modality: rule.kind for modality, rule in self.assembler.rules.items()}
 
     def insertion(self, modality: Modality, index: int) -> str:
-        """Return the text of the index-th item (from 1) of a modality, for a chat template that takes no items."""
+        """Return the text for the index-th item (from 1) of a modality in a prompt whose chat template takes none."""
         try:
             text: str | None = self.model.get_placeholder_str(modality, index)
         except ValueError:  # how a model says that it has no words for a modality
@@ -154,7 +153,7 @@ class VllmProcessor:
         items, item = self._call(modality, decoded, options or {})
         layout = self._layout(modality, items, item, options or {})
         pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
-        return Feature(modality, to_tensors(item), layout, origin_of(modality, pixels, options or {}, metadata))
+        return Feature(modality, tensors_of(item), layout, to_origin(modality, pixels, options or {}, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """Return the layout of the feature that `process` would make."""

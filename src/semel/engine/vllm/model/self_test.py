@@ -24,7 +24,7 @@ from semel.render.tokens.expand import expand
 from semel.wire.codec import FROM_FRONTEND, decode, encode, pack
 from semel.wire.limits import Limits
 from semel.wire.messages import Payload
-from semel.wire.translation import feature_of, payload_of
+from semel.wire.translation import to_feature, to_payload
 
 __all__ = ["Assemble", "SelfTest", "Verdict", "assembling"]
 
@@ -225,12 +225,12 @@ def assembling(processor: Processor, tokenizer: Any) -> Assemble:
 
 
 def _sent(feature: Feature) -> Feature:
-    """Return a feature after it was sent and received."""
-    body = pack(payload_of(1, Digest(bytes(Digest.size)), feature), _WHOLE)
+    """A feature after it was sent and received."""
+    body = pack(to_payload(1, Digest(bytes(Digest.size)), feature), _WHOLE)
     frames = encode(1, 1, body, [tensor.data.cast("B") for tensor in feature.tensors.values()])
     received = decode(frames, FROM_FRONTEND, _WHOLE)
     assert isinstance(received.message, Payload)
-    return feature_of(received.message, received.buffers)
+    return to_feature(received.message, received.buffers)
 
 
 def _probes(modality: Modality) -> Iterator[_Probe]:

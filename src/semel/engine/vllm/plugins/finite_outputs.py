@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from semel.telemetry.sampling import SampledLog
+from semel.telemetry.logs import SampledLog
 
 __all__ = ["MAX_PENDING", "FiniteOutputs"]
 

@@ -26,7 +26,7 @@ class Pair(Generic[_Side]):
 
 
 def order(turn: int) -> tuple[str, str]:
-    """Which side goes first and second in a round: A B, B A, A B, …"""
+    """Return which side goes first and second in a round: A B, B A, A B, …"""
     return ("vllm", "semel") if turn % 2 == 0 else ("semel", "vllm")
 
 

@@ -1,4 +1,4 @@
-"""The context of every scenario: both servers and their clients, pictures, number of rounds, progress bar."""
+"""The context of every scenario: both servers and their clients, images, number of rounds, progress bar."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 
 from semel.lab.bench.serving.alternate import Pair, take_turns
 from semel.lab.bench.serving.client import Client
-from semel.lab.bench.serving.pictures import Pictures
-from semel.lab.bench.serving.procfs import processor_s
+from semel.lab.bench.serving.images import Images
+from semel.lab.bench.serving.procfs import cpu_s
 from semel.lab.bench.serving.servers import Launch, Server
 
 __all__ = ["Bench", "Effort", "Side", "Tell"]
@@ -32,7 +32,7 @@ class Effort:
     """For requests that take milliseconds."""
 
     long_turns: int
-    """For requests that take a second: new pictures, conversations."""
+    """For requests that take a second: new images, conversations."""
 
     bursts: int
     """For measurements that run for some time, or with many requests at once."""
@@ -54,13 +54,13 @@ class Side:
     server: Server
     client: Client
 
-    def processor_s(self) -> float:
-        """The processor time of all its processes so far."""
-        return processor_s(self.server.pids())
+    def cpu_s(self) -> float:
+        """Return the CPU time of all its processes so far."""
+        return cpu_s(self.server.pids())
 
-    def frontend_processor_s(self) -> float:
-        """The processor time of its HTTP processes so far."""
-        return processor_s(self.server.frontend_pids())
+    def frontend_cpu_s(self) -> float:
+        """Return the CPU time of its HTTP processes so far."""
+        return cpu_s(self.server.frontend_pids())
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class Bench:
     launch: Launch | None
     """How the servers were started; None if they were not started here."""
 
-    pictures: Pictures
+    images: Images
     effort: Effort
     tell: Tell
 
     @property
     def is_here(self) -> bool:
-        """Whether the processes of both sides can be inspected."""
+        """Return whether the processes of both sides can be inspected."""
         return self.sides.semel.server.is_here and self.sides.vllm.server.is_here
 
     async def turns(

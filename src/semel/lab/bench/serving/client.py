@@ -91,7 +91,7 @@ class Client:
         return Client(self.url, connections=connections, api_key=self._api_key)
 
     async def is_up(self, path: str) -> bool:
-        """Whether the server answers at a path."""
+        """Return whether the server answers at a path."""
         assert self._session is not None
         try:
             async with asyncio.timeout(5), self._session.get(f"{self.url}{path}") as response:

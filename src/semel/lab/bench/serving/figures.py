@@ -26,7 +26,7 @@ class Limit:
     value: float
 
     def is_kept(self, value: float) -> bool:
-        """Whether a figure is within the limit."""
+        """Return whether a figure is within the limit."""
         return value <= self.value if self.kind == "at most" else value >= self.value
 
 
@@ -36,21 +36,21 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "again: HD, what the image adds": Limit("ratio", "at most", 0.55),
     "render: 16 new images at a time, per image": Limit("ratio", "at most", 0.40),
     "frontends: tensor bytes between processes, per repeat": Limit("semel", "at most", 0.0),
-    "generate: repeat, beside vLLM's with tensors": Limit("ratio", "at most", 0.25),
-    "generate: repeat, beside vLLM's by hash": Limit("ratio", "at most", 1.0),
-    "generate: body, beside vLLM's with tensors": Limit("semel", "at most", 8_192.0),
+    "generate: repeat, next to vLLM's with tensors": Limit("ratio", "at most", 0.25),
+    "generate: repeat, next to vLLM's by hash": Limit("ratio", "at most", 1.0),
+    "generate: body, next to vLLM's with tensors": Limit("semel", "at most", 8_192.0),
     "mixed: good requests that fail": Limit("semel", "at most", 0.0),
     "saturation: text requests per second": Limit("ratio", "at least", 0.85),
     "agent: per image of history, data URLs": Limit("ratio", "at most", 0.15),
-    "agent: per image of history, by reference, beside the engine in process": Limit("ratio", "at most", 1.3),
+    "agent: per image of history, by reference, next to the engine in process": Limit("ratio", "at most", 1.3),
     "agent: bytes sent, by reference": Limit("ratio", "at most", 0.05),
     "agent: images not decoded, preprocessed and encoded once": Limit("semel", "at most", 0.0),
     "evicted: 1024, what the eviction adds": Limit("ratio", "at most", 0.05),
     "evicted: HD, what the eviction adds": Limit("ratio", "at most", 0.05),
-    "evicted: encodes of pictures that were encoded before": Limit("semel", "at most", 0.0),
+    "evicted: encodes of images that were encoded before": Limit("semel", "at most", 0.0),
     "restart: HD, what the restart adds": Limit("semel", "at most", 10.0),
     "restart: a fetch and its copies, mean": Limit("semel", "at most", 10.0),
-    "restart: encodes of published pictures": Limit("semel", "at most", 0.0),
+    "restart: encodes of published images": Limit("semel", "at most", 0.0),
     "memory: all processes (PSS)": Limit("ratio", "at most", 1.3),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def is_stage(self) -> bool:
-        """Whether it only says where semel's time goes."""
+        """Return whether it only says where semel's time goes."""
         return ", stage " in self.name
 
     @property
@@ -95,24 +95,24 @@ class Row:
 
     @property
     def ok(self) -> bool | None:
-        """Whether it is within its limit; None without a limit or without the figure."""
+        """Return whether it is within its limit; None without a limit or without the figure."""
         return None if self.limit is None or self.judged is None else self.limit.is_kept(self.judged.value)
 
     @property
     def is_sure(self) -> bool:
-        """Whether the whole interval is on the same side of the limit."""
+        """Return whether the whole interval is on the same side of the limit."""
         if self.limit is None or self.judged is None:
             return False
         return self.limit.is_kept(self.judged.low) == self.limit.is_kept(self.judged.high)
 
 
 def compared(name: str, unit: str, turns: Pair[list[float]]) -> Row:
-    """A row of medians and their ratio."""
+    """Return a row of medians and their ratio."""
     return Row(name, unit, median_of(turns.semel), median_of(turns.vllm), ratio_of(turns.semel, turns.vllm))
 
 
 def grown(name: str, unit: str, turns: Pair[list[float]]) -> Row:
-    """A row of slopes and their ratio: by how much a measurement grows from turn to turn."""
+    """Return a row of slopes and their ratio: by how much a measurement grows from turn to turn."""
     ratio = slope_ratio(turns.semel, turns.vllm)
     return Row(name, unit, slope_of(turns.semel), slope_of(turns.vllm), ratio, turns)
 
@@ -124,7 +124,7 @@ def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Ro
 
 
 def _check_of(row: Row) -> Check:
-    """A row as a check, in the common form of benchmarks."""
+    """Return a row as a check, in the common form of benchmarks."""
     limit, judged = row.limit, row.judged
     if limit is None or judged is None:
         return Check(row.name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)
@@ -134,5 +134,5 @@ def _check_of(row: Row) -> Check:
 
 
 def checks_of(rows: Sequence[Row]) -> tuple[Check, ...]:
-    """All rows as checks."""
+    """Return all rows as checks."""
     return tuple(map(_check_of, rows))

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import IO, Any, Final
 
 from semel.errors import ConfigError
-from semel.lab.bench.serving.procfs import descendants, processor_s
+from semel.lab.bench.serving.procfs import cpu_s, descendants
 from semel.lab.bench.serving.servers import Launch, end_process
 
 __all__ = ["EngineAnswer", "Floor", "engine_in_process"]
@@ -31,10 +31,10 @@ _TAIL_CHARS: Final = 3_000
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """What the engine took for a chat."""
+    """The time that the engine took for a chat."""
 
     seconds: float
-    processor_s: float
+    cpu_s: float
     """Of all its processes."""
 
     prompt_tokens: int
@@ -128,11 +128,11 @@ async def _serve(model: str, flags: Sequence[str], answers: IO[str]) -> None:
             prompt, params = await render(line)
             number += 1
             pids = descendants(os.getpid())
-            spent_s, began = processor_s(pids), perf_counter()
+            spent_s, began = cpu_s(pids), perf_counter()
             async for _ in llm.generate(prompt, params, str(number)):
                 break
             seconds, tokens = perf_counter() - began, len(prompt["prompt_token_ids"])
-            answer(seconds=seconds, processor_s=processor_s(pids) - spent_s, prompt_tokens=tokens)
+            answer(seconds=seconds, cpu_s=cpu_s(pids) - spent_s, prompt_tokens=tokens)
     finally:
         llm.shutdown()
 

@@ -57,7 +57,7 @@ def draw(report: ServeReport, folder: Path) -> list[Path]:
 
 
 def drawings(rows: Sequence[Row]) -> Iterator[Drawing]:
-    """The plots that a report allows."""
+    """Yield the plots that a report allows."""
     named = {row.name: row for row in rows}
     adds = [row for row in rows if row.name.endswith("what the image adds") and row.vllm is not None]
     if adds:
@@ -109,7 +109,7 @@ def _way(name: str) -> str:
 
 
 def _draw_turns(canvas: Canvas, drawing: Drawing) -> None:
-    """Lines over the turns: beside vLLM's server, and beside its engine in process on a scale of its own."""
+    """Lines over the turns: next to vLLM's server, and next to its engine in process on a scale of its own."""
     panels = [[row for row in drawing.rows if (_FLOOR in row.name) is is_floor] for is_floor in (False, True)]
     panels = [panel for panel in panels if panel]
     for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -129,7 +129,7 @@ def _draw_turns(canvas: Canvas, drawing: Drawing) -> None:
 
 
 def _top(series: Sequence[Sequence[float]]) -> float:
-    """Where the axis ends: a turn that took far longer than almost all others does not flatten the lines."""
+    """Return where the axis ends: a turn that took far longer than almost all others does not flatten the lines."""
     values = sorted(value for one in series for value in one)
     return 1.5 * values[int(0.95 * (len(values) - 1))]
 

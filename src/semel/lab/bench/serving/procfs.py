@@ -1,4 +1,4 @@
-"""What the kernel reports about processes of this machine: parents, CPU time, context switches, memory."""
+"""The kernel's figures about processes of this machine: parents, CPU time, context switches, memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["context_switches", "descendants", "processor_s", "pss_bytes", "run_s", "words_of"]
+__all__ = ["context_switches", "cpu_s", "descendants", "pss_bytes", "run_s", "words_of"]
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _SWITCHES: Final = re.compile(r"_switches:\s+(\d+)")
@@ -17,7 +17,7 @@ _PARENT, _USER, _SYSTEM = 1, 11, 12  # fields of /proc/PID/stat after the name, 
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all its descendants that are alive."""
+    """Return a process and all its descendants that are alive."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -30,15 +30,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def words_of(pid: int) -> list[str]:
-    """The command line of a process; empty if it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return []
 
 
-def processor_s(pids: Iterable[int]) -> float:
-    """The processor time of these processes since their start, in steps of the kernel's tick (10 ms)."""
+def cpu_s(pids: Iterable[int]) -> float:
+    """Return the CPU time of these processes since their start, in steps of the kernel's tick (10 ms)."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -53,7 +53,7 @@ def run_s(pids: Iterable[int]) -> float:
 
 
 def context_switches(pids: Iterable[int]) -> int:
-    """How often the threads of these processes have been switched, voluntarily or not."""
+    """Return how often the threads of these processes have been switched, voluntarily or not."""
     return sum(int(count) for text in _by_thread(pids, "status") for count in _SWITCHES.findall(text))
 
 
@@ -66,7 +66,7 @@ def _by_thread(pids: Iterable[int], name: str) -> Iterator[str]:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """The memory of these processes. Shared memory is divided among the processes that share it."""
+    """Return the memory of these processes. Shared memory is divided among the processes that share it."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -21,8 +21,7 @@ _SHORT: Final = (
     ("what the image adds", "image adds"),
     ("what the eviction adds", "eviction adds"),
     ("what the restart adds", "restart adds"),
-    ("processor time of all processes", "CPU time"),
-    ("processor time", "CPU time"),
+    ("CPU time of all processes", "CPU time"),
 )
 """What a table says in fewer words than the name of a row, so that it fits 80 columns."""
 
@@ -37,11 +36,11 @@ class ServeReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every limit is met."""
+        """Return whether every limit is met."""
         return all(row.ok is not False for row in self.rows)
 
     def to_json(self) -> str:
-        """One object, on one line: `checks` as in every benchmark, `rows` with all figures and their errors."""
+        """Return one line of JSON: `checks` as in every benchmark, `rows` with all figures and their errors."""
         versions = {"semel": version("semel")}
         report = {
             "bench": "serve",
@@ -98,7 +97,7 @@ def _limit(row: Row) -> str:
 
 
 def format_figure(figure: Figure | None) -> str:
-    """A figure with its interval, if it has one."""
+    """Return a figure with its interval, if it has one."""
     if figure is None:
         return ""
     if figure.low == figure.high:
@@ -115,7 +114,7 @@ def _number(value: float) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same value without infinities, which JSON does not have: a ratio to nothing becomes null."""
+    """Return the same value without infinities, which JSON does not have: a ratio to nothing becomes null."""
     if isinstance(value, dict):
         return {name: _finite(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):

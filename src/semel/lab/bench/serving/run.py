@@ -20,7 +20,7 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Effort, Side, Tell
 from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.figures import Row
-from semel.lab.bench.serving.pictures import Pictures
+from semel.lab.bench.serving.images import Images
 from semel.lab.bench.serving.report import ServeReport
 from semel.lab.bench.serving.scenarios.agent import agent, beside_the_engine
 from semel.lab.bench.serving.scenarios.document_pages import pages
@@ -70,7 +70,7 @@ _WITH_SOURCE: Final[dict[str, Scenario]] = {"sources": sources}
 _AFTER_VLLM: Final[Mapping[str, Scenario]] = {"agent": beside_the_engine, "frontends": frontends}
 """What needs another engine, and so runs when vLLM's server has ended: at most two engines at a time."""
 
-_MAX_PIXELS: Final = 28 * 28 * 2_700  # so that a picture of 1920×1080 is not scaled down: 2,691 tokens
+_MAX_PIXELS: Final = 28 * 28 * 2_700  # so that an image of 1920×1080 is not scaled down: 2,691 tokens
 _TINY_FLAGS: Final = (
     *("--enforce-eager", "--dtype", "float32", "--seed", "0"),
     *("--max-model-len", "16384", "--max-num-batched-tokens", "8192"),
@@ -115,7 +115,7 @@ class Options:
             )
 
     def scenarios(self) -> list[str]:
-        """The scenarios that run, in their order."""
+        """Return the scenarios that run, in their order."""
         if self.source is not None:
             return list(_WITH_SOURCE)
         unknown = [name for name in self.only if name not in SCENARIOS]
@@ -130,7 +130,7 @@ class Options:
         return self.source / ".venv" / "bin" / "python"
 
     def are_elsewhere(self) -> bool:
-        """Whether both servers are running elsewhere; naming only one of them is an error."""
+        """Return whether both servers are running elsewhere; naming only one of them is an error."""
         if (self.baseline is None) != (self.semel is None):
             raise ConfigError("--baseline and --semel go together: both servers run already, or both are started here")
         if self.semel is not None and self.transport != "ipc":
@@ -156,7 +156,7 @@ async def running(options: Options, names: Sequence[str], tell: Tell) -> AsyncIt
             tell("starting the servers", 0, 1)
             servers = await _servers(options, launch, outer, inner, names)
             sides = await _clients(options, servers, inner)
-            bench = Bench(sides, launch, Pictures(secrets.randbits(32)), Effort.of(quick=options.quick), tell)
+            bench = Bench(sides, launch, Images(secrets.randbits(32)), Effort.of(quick=options.quick), tell)
             yield Running(bench, inner.aclose)
 
 
@@ -166,11 +166,11 @@ async def run(options: Options, tell: Tell) -> ServeReport:
     async with running(options, names, tell) as servers:
         rows = await measure(servers, names)
     bench = servers.bench
-    return ServeReport(describe_machine(), _describe(options, bench.launch, bench.pictures.seed, names), tuple(rows))
+    return ServeReport(describe_machine(), _describe(options, bench.launch, bench.images.seed, names), tuple(rows))
 
 
 async def measure(servers: Running, names: Sequence[str]) -> list[Row]:
-    """The rows of these scenarios. Those that need another engine run last, when vLLM's server has ended."""
+    """Return the rows of these scenarios. Those that need another engine run last, when vLLM's server has ended."""
     rows: list[Row] = []
     for name in names:
         scenario = (SCENARIOS | _WITH_SOURCE)[name]
@@ -203,7 +203,7 @@ async def _servers(
 
 
 def _other(options: Options, launch: Launch) -> AbstractAsyncContextManager[Server]:
-    """What semel is compared with: bare vLLM, or another checkout."""
+    """Return what semel is compared with: bare vLLM, or another checkout."""
     if options.source is None:
         return vllm_server(launch)
     scratch = launch.scratch / "other"
@@ -240,7 +240,7 @@ async def _launch(options: Options, scratch: Path, stack: AsyncExitStack, tell: 
 
 
 def _enlarge(model: Path) -> None:
-    """Let the processor of a tiny model take pictures as large as those of a real one."""
+    """Let the processor of a tiny model take images as large as those of a real one."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         config = json.loads((model / name).read_text())
         config.get("image_processor", config)["size"]["longest_edge"] = _MAX_PIXELS
@@ -248,7 +248,7 @@ def _enlarge(model: Path) -> None:
 
 
 def _describe(options: Options, launch: Launch | None, seed: int, names: Sequence[str]) -> dict[str, object]:
-    """The facts that a reader needs to repeat the run."""
+    """Return the facts that a reader needs to repeat the run."""
     described: dict[str, object] = {"quick": options.quick, "scenarios": list(names), "seed": seed}
     if launch is None:
         return described | {"semel_url": options.semel, "vllm_url": options.baseline}

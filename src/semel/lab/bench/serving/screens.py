@@ -1,4 +1,4 @@
-"""Screens as an agent sees them: windows, lines of text, a picture. Pure: a function of the run's seed.
+"""Screens as an agent sees them: windows, lines of text, an image. Pure: a function of the run's seed.
 
 A PNG of one has 150 to 400 KB, as a screenshot of a desktop has.
 """
@@ -36,7 +36,7 @@ class Screens:
     drawn: int = 0
 
     def draw(self) -> bytes:
-        """A new screen as PNG."""
+        """Return a new screen as PNG."""
         self.drawn += 1
         chance = random.Random(f"screen {self.seed}/{self.drawn}")
         screen = Image.new("RGB", (WIDTH, HEIGHT), _colour(chance, 60, 140))

@@ -52,7 +52,7 @@ _COUNTING: Final = (*_PYTHON, "semel.lab.bench.serving.socket_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How both sides are started: the same model with the same flags."""
+    """The start of both sides: the same model with the same flags."""
 
     model: str
     flags: tuple[str, ...]
@@ -77,7 +77,7 @@ class Launch:
 
     @property
     def worker_address(self) -> str:
-        """Where semel's worker listens, once it does."""
+        """Return where semel's worker listens, once it does."""
         if self.tcp_port:
             return f"tcp://127.0.0.1:{self.tcp_port}"
         (path,) = (self.scratch / "semel").glob("semel-*/worker.sock")
@@ -113,15 +113,15 @@ class Server:
 
     @property
     def is_here(self) -> bool:
-        """Whether its processes can be inspected."""
+        """Return whether its processes can be inspected."""
         return bool(self.roots)
 
     def pids(self) -> list[int]:
-        """All its processes."""
+        """Return all its processes."""
         return [pid for root in self.roots for pid in descendants(root)]
 
     def roles(self) -> dict[str, list[int]]:
-        """Its processes by what they do: frontend, worker, engine core, engine worker, other."""
+        """Return its processes by what they do: frontend, worker, engine core, engine worker, other."""
         roles: dict[str, list[int]] = {}
         for pid in self.pids():
             is_root = self.has_supervisor and pid in self.roots
@@ -132,12 +132,12 @@ class Server:
         return roles
 
     def frontend_pids(self) -> list[int]:
-        """Its HTTP processes: children for semel, the started process for vLLM."""
+        """Return its HTTP processes: children for semel, the started process for vLLM."""
         return [pid for pid in self.pids() if "frontend" in words_of(pid)] or list(self.roots)
 
 
 def role_of(words: Sequence[str], *, is_root: bool = False) -> str:
-    """What a process does, by its command line. vLLM's processes name themselves."""
+    """Return what a process does, by its command line. vLLM's processes name themselves."""
     first = words[0] if words else ""
     for name, role in _ROLES.items():
         if first.startswith(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.figures import Row, counted
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.telemetry.scrape import Scrape
 
 __all__ = ["scrape", "stage_rows"]
@@ -17,12 +17,12 @@ _SECONDS, _TIMES = (
 
 
 async def scrape(client: Client) -> Scrape:
-    """The current metrics of a frontend."""
+    """Return the current metrics of a frontend."""
     return Scrape.parse(await client.read("/metrics"))
 
 
 def stage_rows(prefix: str, before: Scrape, after: Scrape) -> list[Row]:
-    """The mean duration of each stage between the two scrapes, for stages that were entered."""
+    """Return the mean duration of each stage between the two scrapes, for stages that were entered."""
     rows = []
     for stage, times in after.values(_TIMES, "stage").items():
         entered = times - before.total(_TIMES, stage=stage)

@@ -54,40 +54,40 @@ class Figure:
 
 
 def exactly(value: float) -> Figure:
-    """A figure that was counted and not measured."""
+    """Return a figure that was counted and not measured."""
     return Figure(value, value, value)
 
 
 def median_of(series: Sequence[float]) -> Figure:
-    """The median of a series."""
+    """Return the median of a series."""
     q1, q3 = np.percentile(_values(series), (25, 75))
     return _figure(lambda each: each(0), series, q1=float(q1), q3=float(q3))
 
 
 def mean_of(series: Sequence[float]) -> Figure:
-    """The mean of a series."""
+    """Return the mean of a series."""
     return _figure(lambda each: each(0), series, statistic=_mean)
 
 
 def added(series: Sequence[float], floor: Sequence[float]) -> Figure:
-    """What a series adds to its floor: the difference of their medians."""
+    """Return what a series adds to its floor: the difference of their medians."""
     return _figure(lambda each: each(0) - each(1), series, floor)
 
 
 def ratio_of(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
-    """The ratio of `mine`'s median to that of `theirs`."""
+    """Return the ratio of `mine`'s median to that of `theirs`."""
     return _figure(lambda each: _divided(each(0), each(1)), mine, theirs)
 
 
 def mean_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
-    """The ratio of `mine`'s mean to that of `theirs`."""
+    """Return the ratio of `mine`'s mean to that of `theirs`."""
     return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=_mean)
 
 
 def added_ratio(
     mine: Sequence[float], my_floor: Sequence[float], theirs: Sequence[float], their_floor: Sequence[float]
 ) -> Figure:
-    """The ratio of what `mine` adds to its floor to what `theirs` adds to its own."""
+    """Return the ratio of what `mine` adds to its floor to what `theirs` adds to its own."""
     return _figure(lambda each: _divided(each(0) - each(1), each(2) - each(3)), mine, my_floor, theirs, their_floor)
 
 
@@ -100,7 +100,7 @@ def slope_of(series: Sequence[float]) -> Figure:
 
 
 def slope_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
-    """The ratio of `mine`'s slope to that of `theirs`."""
+    """Return the ratio of `mine`'s slope to that of `theirs`."""
     return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=_slope)
 
 
@@ -111,7 +111,7 @@ def _figure(
     q1: float | None = None,
     q3: float | None = None,
 ) -> Figure:
-    """A formula over one statistic of each series, with its interval."""
+    """Return a formula over one statistic of each series, with its interval."""
     values = [_values(one) for one in series]
     count = len(values[0])
     if any(len(one) != count for one in values):
@@ -135,7 +135,7 @@ def _mean(values: _Values, _: _Rounds) -> _Values:
 
 
 def _slope(values: _Values, rounds: _Rounds) -> _Values:
-    """A round that was drawn twice makes no pair with itself. Rows without any pair have no slope: zero."""
+    """Take the slope. A round that was drawn twice makes no pair with itself; rows without any pair have slope zero."""
     first, second = np.triu_indices(values.shape[1], 1)
     slopes = np.zeros(len(values))
     for row, (value, at) in enumerate(zip(values, rounds, strict=True)):
@@ -153,6 +153,6 @@ def _values(series: Sequence[float]) -> _Values:
 
 
 def _divided(numerators: _Values, denominators: _Values) -> _Values:
-    """The quotient; infinite if the denominator is not positive. An infinite ratio meets no limit."""
+    """Return the quotient; infinite if the denominator is not positive. An infinite ratio meets no limit."""
     endless = np.full_like(numerators, np.inf)
     return np.divide(numerators, denominators, out=endless, where=denominators > 0)

@@ -1,4 +1,4 @@
-"""What a server did for requests, by its own counters."""
+"""The work of a server for requests, by its own counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Work", "semel_work", "vllm_work"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a server did for requests, by its counters."""
+    """The work of a server for requests, by its counters."""
 
     decoded: float
     preprocessed: float
@@ -25,7 +25,7 @@ class Work:
     """Bytes of features that frontends sent to workers; None if nobody counts them."""
 
     def since(self, before: Work) -> Work:
-        """What was done after `before`."""
+        """Return what was done after `before`."""
         return Work(
             self.decoded - before.decoded,
             self.preprocessed - before.preprocessed,

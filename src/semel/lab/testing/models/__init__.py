@@ -32,7 +32,7 @@ from semel.lab.testing.models import (
     qwen3,
     whisper,
 )
-from semel.lab.testing.models.tiny_model import Serving, TinyModel
+from semel.lab.testing.models.declaration import Serving, TinyModel
 
 __all__ = ["FAMILIES", "Serving", "TinyModel", "build"]
 

@@ -10,18 +10,55 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.folder import write_folder
 from semel.lab.testing.models.text import END_GAIN, GAINS, VOCABULARY_TOKENS
-from semel.lab.testing.models.tiny_model import Serving, TinyModel
 from semel.lab.testing.models.tokenizer import Vocabulary, byte_level, qwen2, train
 
 if TYPE_CHECKING:
     from semel.lab.testing.models.weights import Shapes, Tensors
 
-__all__ = ["Declaration", "IdOf", "JsonConfig", "prefixed"]
+__all__ = ["Declaration", "IdOf", "JsonConfig", "Serving", "TinyModel", "prefixed", "write_folder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The flags with which vLLM serves a tiny model on a CPU."""
+
+    max_items: Mapping[str, int]
+    """How many items of each modality a prompt may have; the modalities are its keys."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_model_len: int = 8192
+    flags: tuple[str, ...] = ()
+    """vLLM's flags besides those that follow from the other fields."""
+
+    level: Literal["engine", "processor"] = "engine"
+    """How much of it runs on a CPU: all, or only vLLM's processor of the family."""
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """The kinds of media that the model takes."""
+        return tuple(self.max_items)
+
+    @property
+    def engine_flags(self) -> tuple[str, ...]:
+        """Return what follows the model on the command line of `vllm serve` or `semel worker`."""
+        return (
+            *("--dtype", self.dtype, "--enforce-eager", "--max-model-len", str(self.max_model_len)),
+            *("--limit-mm-per-prompt", json.dumps(dict(self.max_items))),
+            *self.flags,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """One family: its writer, which fills a directory that exists, and how it is served."""
+
+    write: Callable[[Path], None]
+    serving: Serving
+
 
 IdOf = Callable[[str], int]
 
@@ -94,7 +131,7 @@ class Declaration:
     serving: Serving
 
     def tiny_model(self) -> TinyModel:
-        """The entry of the table of families."""
+        """Return the entry of the table of families."""
         return TinyModel(self.write, self.serving)
 
     def write(self, directory: Path) -> None:
@@ -144,3 +181,17 @@ class Declaration:
         tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in self.plain_tokens])
         tokenizer.chat_template = self.chat_template
         return tokenizer
+
+
+def write_folder(directory: Path, *, config: Any, generation: Any, processor: Any, tensors: Tensors | None) -> None:
+    """Write all files of a model into `directory`, which exists.
+
+    The part of `processor` that takes images or clips is written twice: the second copy is the
+    `preprocessor_config.json` of published models. Where vLLM has the processor, `processor` is the tokenizer alone. A
+    family that runs on no CPU has no tensors.
+    """
+    media = getattr(processor, "image_processor", None) or getattr(processor, "feature_extractor", None)
+    for part in filter(None, (config, generation, processor, media)):
+        part.save_pretrained(directory)
+    if tensors is not None:
+        weights.save(tensors, directory)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.lab.testing.models.declaration import Declaration, IdOf, JsonConfig
-from semel.lab.testing.models.templates import chat_template
-from semel.lab.testing.models.text import HIDDEN_SIZE, VOCABULARY_TOKENS
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, JsonConfig, Serving
+from semel.lab.testing.models.text import HIDDEN_SIZE, VOCABULARY_TOKENS, chat_template
 
 __all__ = ["FAMILIES"]
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.declaration import Declaration, IdOf
-from semel.lab.testing.models.templates import chat_template
-from semel.lab.testing.models.text import NORM_EPSILON, text_config
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, Serving
+from semel.lab.testing.models.text import NORM_EPSILON, chat_template, text_config
 
 __all__ = ["FAMILIES"]
 
@@ -85,7 +83,7 @@ def _family(
     template: str,
     own: Mapping[str, Any],
 ) -> Declaration:
-    """One of the families; `name` is that of its classes, `own` are values of both its configurations."""
+    """Return one of the families; `name` is that of its classes, `own` are values of both its configurations."""
 
     def config(id_of: IdOf) -> Any:
         import transformers

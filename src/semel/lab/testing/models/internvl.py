@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.declaration import Declaration, IdOf, JsonConfig, prefixed
-from semel.lab.testing.models.templates import CHATML, chat_template
-from semel.lab.testing.models.text import HIDDEN_SIZE, NORM_EPSILON, text_config
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, JsonConfig, Serving, prefixed
+from semel.lab.testing.models.text import CHATML, HIDDEN_SIZE, NORM_EPSILON, chat_template, text_config
 
 if TYPE_CHECKING:
     from semel.lab.testing.models.weights import Shapes
@@ -161,7 +159,7 @@ class InternVLChatConfig(PretrainedConfig):
 
 
 def _original_shapes(config: JsonConfig) -> Shapes:
-    """The tensors of the original checkpoints: transformers has no class for them, but for the text model."""
+    """Return the tensors of the original checkpoints: transformers has no class for them, but for the text model."""
     from transformers import Qwen2Config
 
     size = _TOWER_SIZE

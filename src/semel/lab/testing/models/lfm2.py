@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.declaration import Declaration, IdOf, prefixed
-from semel.lab.testing.models.templates import CHATML, chat_template
-from semel.lab.testing.models.text import HIDDEN_SIZE, text_config
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, Serving, prefixed
+from semel.lab.testing.models.text import CHATML, HIDDEN_SIZE, chat_template, text_config
 
 __all__ = ["FAMILIES"]
 

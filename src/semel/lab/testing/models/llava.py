@@ -9,10 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.declaration import Declaration, IdOf, prefixed
-from semel.lab.testing.models.templates import CHATML, chat_template
-from semel.lab.testing.models.text import NORM_EPSILON, text_config
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, Serving, prefixed
+from semel.lab.testing.models.text import CHATML, NORM_EPSILON, chat_template, text_config
 
 __all__ = ["FAMILIES"]
 
@@ -85,7 +83,7 @@ _TOWER = {
 
 
 def _clip_values(id_of: IdOf, name: str, **own_text: Any) -> dict[str, Any]:
-    """The values of a configuration with a CLIP tower and a Llama; `name` is that of its classes."""
+    """Return the values of a configuration with a CLIP tower and a Llama; `name` is that of its classes."""
     return {
         "architectures": [f"{name}ForConditionalGeneration"],
         "dtype": "float32",

@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.declaration import Declaration, IdOf, prefixed
-from semel.lab.testing.models.templates import CHATML, chat_template
-from semel.lab.testing.models.text import HIDDEN_SIZE, NORM_EPSILON, text_config
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, Serving, prefixed
+from semel.lab.testing.models.text import CHATML, HIDDEN_SIZE, NORM_EPSILON, chat_template, text_config
 
 if TYPE_CHECKING:
     from semel.lab.testing.models.weights import Tensors
@@ -227,7 +225,7 @@ def _qwen3_processor(tokenizer: Any) -> Any:
 
 
 def _published_experts(tensors: Tensors) -> Tensors:
-    """The published checkpoints have three matrices for each expert, and all names begin with the thinker."""
+    """Rename as published: three matrices for each expert, and all names begin with the thinker."""
     published: Tensors = {}
     for name, tensor in tensors.items():
         base, is_expert, matrix = name.rpartition(".experts.")

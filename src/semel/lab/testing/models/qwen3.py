@@ -10,10 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.declaration import Declaration, IdOf
-from semel.lab.testing.models.templates import CHATML, chat_template
-from semel.lab.testing.models.text import HIDDEN_SIZE, NORM_EPSILON, text_config
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, Serving
+from semel.lab.testing.models.text import CHATML, HIDDEN_SIZE, NORM_EPSILON, chat_template, text_config
 
 if TYPE_CHECKING:
     from semel.lab.testing.models.weights import Tensors

@@ -1,4 +1,4 @@
-"""The language model of the tiny families: two layers of 128 channels over 1,024 tokens.
+"""The language model of the tiny families, two layers of 128 channels over 1,024 tokens, and their chat templates.
 
 This part is the same in all of them. A family adds its tower and its special tokens, and the differences of its text
 model. Whisper, whose decoder is of another kind, uses nothing from here.
@@ -6,10 +6,20 @@ model. Whisper, whose decoder is of another kind, uses nothing from here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["END_GAIN", "GAINS", "HIDDEN_SIZE", "NORM_EPSILON", "VOCABULARY_TOKENS", "text_config"]
+__all__ = [
+    "CHATML",
+    "END_GAIN",
+    "GAINS",
+    "HIDDEN_SIZE",
+    "NORM_EPSILON",
+    "VOCABULARY_TOKENS",
+    "chat_template",
+    "text_config",
+]
 
 VOCABULARY_TOKENS = 1024
 HIDDEN_SIZE = 128
@@ -34,7 +44,7 @@ NORM_EPSILON = 0.1
 
 
 def text_config(max_positions: int, *, bos: int, eos: int, **own: Any) -> dict[str, Any]:
-    """The `text_config` of a family; `own` has the values of that family only."""
+    """Return the `text_config` of a family; `own` has the values of that family only."""
     return {
         "vocab_size": VOCABULARY_TOKENS,
         "hidden_size": HIDDEN_SIZE,
@@ -48,3 +58,56 @@ def text_config(max_positions: int, *, bos: int, eos: int, **own: Any) -> dict[s
         "dtype": "float32",
         **own,
     }
+
+
+CHATML: Mapping[str, str] = {
+    "turn": "'<|im_start|>' + message.role + '\\n'",
+    "end": "'<|im_end|>\\n'",
+    "answer": "'<|im_start|>assistant\\n'",
+}
+
+_PART_TYPES = {
+    "image": "('image', 'image_url')",
+    "video": "('video', 'video_url')",
+    "audio": "('audio', 'audio_url', 'input_audio')",
+}
+
+_TEMPLATE = """\
+{%- macro render(content) -%}
+  {%- if content is string -%}
+    {{- content -}}
+  {%- else -%}
+    {%- for part in content -%}
+      {%- if part.type == 'text' -%}
+        {{- part.text -}}
+@ITEMS@      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
+{{- @START@ -}}
+{%- for message in messages -%}
+  {{- @TURN@ + render(message.content) + @END@ -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- @ANSWER@ -}}
+{%- endif -%}
+"""
+
+_ITEM = """\
+      {%- elif part.type in @TYPES@ -%}
+        {{- @TEXT@ -}}
+"""
+
+
+def chat_template(items: Mapping[str, str], *, start: str = "''", turn: str, end: str, answer: str) -> str:
+    """Return a template that writes an item as `items` says for its modality.
+
+    `start` begins the prompt, `turn` and `end` surround a message, and `answer` begins the model's own: each is a Jinja
+    expression. Items are plain text.
+    """
+    branches = (
+        _ITEM.replace("@TYPES@", _PART_TYPES[modality]).replace("@TEXT@", repr(text))
+        for modality, text in items.items()
+    )
+    text = _TEMPLATE.replace("@ITEMS@", "".join(branches)).replace("@START@", start).replace("@TURN@", turn)
+    return text.replace("@END@", end).replace("@ANSWER@", answer)

@@ -60,7 +60,7 @@ class Vocabulary:
     merges: list[tuple[str, str]]
 
     def extended(self, tokens: Sequence[str]) -> dict[str, int]:
-        """The ids with `tokens` after them."""
+        """Return the ids with `tokens` after them."""
         return self.ids | {token: len(self.ids) + index for index, token in enumerate(tokens)}
 
     def spoken(self) -> list[int]:
@@ -91,7 +91,7 @@ def train(size: int) -> Vocabulary:
 
 
 def qwen2(vocabulary: Vocabulary, specials: Sequence[str], max_tokens: int) -> Qwen2Tokenizer:
-    """The tokenizer of the Qwen2 models: it ends a turn with `<|im_end|>` and pads with `<|endoftext|>`."""
+    """Return the tokenizer of the Qwen2 models: it ends a turn with `<|im_end|>` and pads with `<|endoftext|>`."""
     from transformers import Qwen2Tokenizer
 
     named = ("<|im_end|>", "<|endoftext|>")

@@ -48,7 +48,7 @@ def fill(
 
 
 def of_class(name: str) -> Callable[[Any], Shapes]:
-    """How the tensors of a configuration are found: as those of a class of transformers."""
+    """Return how the tensors of a configuration are found: as those of a class of transformers."""
 
     def shapes(config: Any) -> Shapes:
         import transformers
@@ -86,7 +86,7 @@ def _quieten(head: NDArray[np.float32], *, spoken: Sequence[int], end: int, end_
 
 
 def rename(tensors: Tensors, prefixes: Mapping[str, str]) -> Tensors:
-    """The tensors under other names: the first matching prefix is replaced, and each name must have one."""
+    """Return the tensors under other names: the first matching prefix is replaced, and each name must have one."""
 
     def renamed(name: str) -> str:
         old = next(prefix for prefix in prefixes if name.startswith(prefix))

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.declaration import Declaration, IdOf
-from semel.lab.testing.models.tiny_model import Serving
+from semel.lab.testing.models.declaration import Declaration, IdOf, Serving
 from semel.lab.testing.models.tokenizer import Vocabulary
 
 __all__ = ["FAMILIES"]

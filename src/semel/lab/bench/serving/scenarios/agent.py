@@ -22,8 +22,8 @@ from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT, Client
 from semel.lab.bench.serving.figures import Row, compared, counted, grown
 from semel.lab.bench.serving.floor import Floor, engine_in_process
-from semel.lab.bench.serving.pictures import chat, image_part, text_part
-from semel.lab.bench.serving.procfs import processor_s
+from semel.lab.bench.serving.images import chat, image_part, text_part
+from semel.lab.bench.serving.procfs import cpu_s
 from semel.lab.bench.serving.screens import Screens
 from semel.lab.bench.serving.servers import Server
 from semel.lab.bench.serving.statistics import slope_of
@@ -34,9 +34,9 @@ __all__ = [
     "Talk",
     "agent",
     "agent_rows",
-    "beside",
     "beside_the_engine",
     "by_reference",
+    "compare_with_engine",
     "inline",
     "turns_that_fit",
 ]
@@ -57,7 +57,7 @@ class Talk:
         self._messages: list[Any] = []
 
     def next(self) -> bytes:
-        """The request of the next turn: all messages so far, and a new screen."""
+        """Return the request of the next turn: all messages so far, and a new screen."""
         if self._messages:
             self._messages.append(_ANSWER)
         self._messages.append([image_part(self._screens.draw(), "png"), text_part(_QUESTION)])
@@ -75,15 +75,15 @@ class Look:
     """What the client itself took, before it sent the request and after it had the answer."""
 
     work: Work | None = None
-    processor_ms: float | None = None
-    """The processor time of all processes of the server, which other load on the machine hardly changes."""
+    cpu_ms: float | None = None
+    """The CPU time of all processes of the server, which other load on the machine hardly changes."""
 
 
 _WorkOf = Callable[[Side], Awaitable[Work]]
 
 
 class _Asks(Protocol):
-    """How an agent asks."""
+    """A way of asking."""
 
     async def __call__(self, body: bytes) -> Look:
         """Send a request, and measure it."""
@@ -139,12 +139,12 @@ def _prompt_tokens(answer: bytes) -> int:
 
 
 def turns_that_fit(max_tokens: int, first: int, second: int) -> int:
-    """How many turns a context has room for, of which the first two had so many tokens; one more is the answer's."""
+    """Count the turns that fit a context, of which the first two had so many tokens; one more is the answer's."""
     return 1 + max(0, max_tokens - 1 - first) // (second - first)
 
 
 async def agent(bench: Bench) -> list[Row]:
-    """All three conversations, turn by turn."""
+    """Hold all three conversations, turn by turn."""
     turns = await _turns(bench)
     talks = {name: _talk(bench, number) for number, name in enumerate(("vllm", "inline", "reference"))}
     semel, vllm = bench.sides.semel, bench.sides.vllm
@@ -166,7 +166,7 @@ async def agent(bench: Bench) -> list[Row]:
 
 
 async def _turns(bench: Bench) -> int:
-    """The number of turns that the model's context has room for. Asking also warms up both sides."""
+    """Return the number of turns that the model's context has room for. Asking also warms up both sides."""
     counts: dict[str, list[int]] = {}
     for name in ("semel", "vllm"):
         side: Side = getattr(bench.sides, name)
@@ -181,20 +181,20 @@ async def _turns(bench: Bench) -> int:
 
 def _talk(bench: Bench, number: int) -> Talk:
     options = {} if bench.launch is None else bench.launch.screen_options
-    return Talk(Screens(bench.pictures.seed * 16 + number), options)
+    return Talk(Screens(bench.images.seed * 16 + number), options)
 
 
 async def _counted(ask: _Asks, body: bytes, side: Side, work_of: _WorkOf) -> Look:
     before = await work_of(side)
     pids = side.server.pids()
-    spent_s = processor_s(pids)
+    spent_s = cpu_s(pids)
     look = await ask(body)
-    spent_ms = (processor_s(pids) - spent_s) * 1e3 if pids else None
-    return replace(look, work=(await work_of(side)).since(before), processor_ms=spent_ms)
+    spent_ms = (cpu_s(pids) - spent_s) * 1e3 if pids else None
+    return replace(look, work=(await work_of(side)).since(before), cpu_ms=spent_ms)
 
 
 def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look]) -> list[Row]:
-    """The figures of three conversations with equally many turns."""
+    """Return the figures of three conversations with equally many turns."""
     turns = len(vllm)
     whole = f"{turns} turns"
     theirs = _latencies(vllm)
@@ -225,11 +225,11 @@ def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence
 
 
 def _processor_rows(name: str, mine: Sequence[Look], theirs: Sequence[Look]) -> list[Row]:
-    """Slopes of the processor time, if it is known of every turn."""
-    series = Pair(*([one.processor_ms for one in looks if one.processor_ms is not None] for looks in (mine, theirs)))
+    """Slopes of the CPU time, if it is known of every turn."""
+    series = Pair(*([one.cpu_ms for one in looks if one.cpu_ms is not None] for looks in (mine, theirs)))
     if not len(mine) == len(theirs) == len(series.semel) == len(series.vllm):
         return []
-    return [replace(grown(f"agent: per image of history, {name}, processor time", "ms", series), turns=None)]
+    return [replace(grown(f"agent: per image of history, {name}, CPU time", "ms", series), turns=None)]
 
 
 def _latencies(looks: Sequence[Look]) -> list[float]:
@@ -257,25 +257,25 @@ async def beside_the_engine(bench: Bench) -> list[Row]:
     bench.tell("starting vLLM's engine in process", 0, 1)
     server = bench.sides.semel.server
     async with engine_in_process(bench.launch) as floor, Client(server.url) as client:
-        return await beside(bench, _with_processor_time(by_reference(client), server), floor)
+        return await compare_with_engine(bench, _with_cpu_time(by_reference(client), server), floor)
 
 
-def _with_processor_time(ask: _Asks, server: Server) -> _Asks:
+def _with_cpu_time(ask: _Asks, server: Server) -> _Asks:
     async def timed(body: bytes) -> Look:
         pids = server.pids()
-        spent_s = processor_s(pids)
+        spent_s = cpu_s(pids)
         look = await ask(body)
-        return replace(look, processor_ms=(processor_s(pids) - spent_s) * 1e3)
+        return replace(look, cpu_ms=(cpu_s(pids) - spent_s) * 1e3)
 
     return timed
 
 
-async def beside(bench: Bench, semel: _Asks, floor: Floor) -> list[Row]:
-    """A conversation of semel's and one of the engine's."""
+async def compare_with_engine(bench: Bench, semel: _Asks, floor: Floor) -> list[Row]:
+    """Hold a conversation of semel's and one of the engine's."""
 
     async def ask_floor(body: bytes) -> Look:
         answer = await floor.ask(body)
-        return Look(answer.seconds * 1e3, 0, answer.prompt_tokens, processor_ms=answer.processor_s * 1e3)
+        return Look(answer.seconds * 1e3, 0, answer.prompt_tokens, cpu_ms=answer.cpu_s * 1e3)
 
     sides = Pair(semel, ask_floor)
     warm = {id(ask): _talk(bench, 10 + number) for number, ask in enumerate((semel, ask_floor))}
@@ -288,11 +288,11 @@ async def beside(bench: Bench, semel: _Asks, floor: Floor) -> list[Row]:
     def on_turn() -> None:
         nonlocal done
         done += 1
-        bench.tell("an agent's turns, beside the engine in process", done, turns)
+        bench.tell("an agent's turns, next to the engine in process", done, turns)
 
     looks = await take_turns(sides, lambda ask, _: ask(talks[id(ask)].next()), turns=turns, on_turn=on_turn)
     latencies = Pair(_latencies(looks.semel), _latencies(looks.vllm))
-    name = "by reference, beside the engine in process"
+    name = "by reference, next to the engine in process"
     last = Pair(latencies.semel[-_LAST:], latencies.vllm[-_LAST:])
     return [
         grown(f"agent: per image of history, {name}", "ms", latencies),

@@ -15,7 +15,7 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT
 from semel.lab.bench.serving.figures import Row, compared
-from semel.lab.bench.serving.pictures import chat, image_part, text_part
+from semel.lab.bench.serving.images import chat, image_part, text_part
 
 __all__ = ["HEIGHT", "WIDTH", "draw_page", "pages"]
 
@@ -33,14 +33,14 @@ _QUESTION: Final = "Transcribe this page."
 @dataclass(frozen=True, slots=True)
 class _Burst:
     per_second: float
-    processor_ms: float
-    """Processor time of all processes per page."""
+    cpu_ms: float
+    """CPU time of all processes per page."""
 
 
 async def pages(bench: Bench) -> list[Row]:
     """Pages per second, and what a page costs."""
     count = max(bench.effort.bursts // 2, 2)
-    drawn = [draw_page(bench.pictures.seed, number) for number in range((count + 1) * _PAGES)]
+    drawn = [draw_page(bench.images.seed, number) for number in range((count + 1) * _PAGES)]
     bodies = [chat([image_part(page, "png"), text_part(_QUESTION)]) for page in drawn]
 
     async def burst(side: Side, turn: int) -> _Burst:
@@ -51,22 +51,22 @@ async def pages(bench: Bench) -> list[Row]:
                 async with turnstile:
                     await client.must(CHAT, body)
 
-            spent_s, began = side.processor_s(), perf_counter()
+            spent_s, began = side.cpu_s(), perf_counter()
             await asyncio.gather(*map(ask, bodies[turn * _PAGES : (turn + 1) * _PAGES]))
             seconds = perf_counter() - began
-            return _Burst(_PAGES / seconds, (side.processor_s() - spent_s) / _PAGES * 1e3)
+            return _Burst(_PAGES / seconds, (side.cpu_s() - spent_s) / _PAGES * 1e3)
 
     bursts = await bench.turns(f"new pages, {_AT_A_TIME} at a time", burst, turns=count)
     rates = Pair([one.per_second for one in bursts.semel], [one.per_second for one in bursts.vllm])
     rows = [compared("pages: new pages per second", "1/s", rates)]
     if bench.is_here:
-        spent = Pair([one.processor_ms for one in bursts.semel], [one.processor_ms for one in bursts.vllm])
-        rows.append(compared("pages: processor time of all processes, per page", "ms", spent))
+        spent = Pair([one.cpu_ms for one in bursts.semel], [one.cpu_ms for one in bursts.vllm])
+        rows.append(compared("pages: CPU time of all processes, per page", "ms", spent))
     return rows
 
 
 def draw_page(seed: int, number: int) -> bytes:
-    """A page of text as PNG, another one for each number."""
+    """Return a page of text as PNG, another one for each number."""
     chance = random.Random(f"page {seed}/{number}")
     page = Image.new("L", (WIDTH, HEIGHT), 255)
     drawing, font = ImageDraw.Draw(page), ImageFont.load_default_imagefont()

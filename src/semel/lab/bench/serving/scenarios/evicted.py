@@ -1,8 +1,8 @@
-"""Pictures that come back after the encoder cache has evicted them: what does the eviction add?
+"""Images that come back after the encoder cache has evicted them: what does the eviction add?
 
-More pictures than the encoder cache holds are asked about in turn, so each is gone when it comes back. It is asked
+More images than the encoder cache holds are asked about in turn, so each is gone when it comes back. It is asked
 about again at once, when its encoder output is there: the difference is what the eviction costs. A text that is new
-each time stands before the picture, so no prefix covers it. semel's side has an embedding tier in this scenario; both
+each time stands before the image, so no prefix covers it. semel's side has an embedding tier in this scenario; both
 have the same encoder cache.
 """
 
@@ -15,7 +15,7 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT, Client
 from semel.lab.bench.serving.figures import Row, compared, counted
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 from semel.lab.bench.serving.stages import scrape
 from semel.lab.bench.serving.statistics import added, added_ratio
 from semel.telemetry import metrics
@@ -32,11 +32,11 @@ _CYCLES: Final = {"1024": (Size.SQUARE, 8), "HD": (Size.HD, 5)}
 """The encoder cache of the tiny model, 8,192 embeddings, holds five of the first and three of the second."""
 
 Turn = tuple[float, float]
-"""The latency of a picture that was evicted, and of the same one when it is resident, in ms."""
+"""The latency of an image that was evicted, and of the same one when it is resident, in ms."""
 
 
 async def evicted(bench: Bench) -> list[Row]:
-    """What an eviction adds to an ask, and how many asks were encoded."""
+    """Return what an eviction adds to an ask, and how many asks were encoded."""
     before = await worker_metrics(bench.sides.semel)
     rows, asks = [], 0
     for name, (size, count) in _CYCLES.items():
@@ -45,12 +45,12 @@ async def evicted(bench: Bench) -> list[Row]:
         asks += 2 * (turns - count)
     after = await worker_metrics(bench.sides.semel)
     if before is not None and after is not None:
-        # Every picture is encoded once, in the turns that warm up.
-        pictures = sum(count for _, count in _CYCLES.values())
+        # Every image is encoded once, in the turns that warm up.
+        images = sum(count for _, count in _CYCLES.values())
         planned, loaded = (
             after.total(one) - before.total(one) for one in (metrics.ENCODER_PLANNED, metrics.EMBEDDING_LOADS)
         )
-        rows.append(counted("evicted: encodes of pictures that were encoded before", "", planned - loaded - pictures))
+        rows.append(counted("evicted: encodes of images that were encoded before", "", planned - loaded - images))
         rows.append(counted("evicted: encoder outputs loaded, of so many asks", "", loaded, asks))
         rows.append(
             counted("evicted: embeddings in the encoder cache", "", after.total(metrics.ENCODER_CACHE_CAPACITY))
@@ -59,19 +59,19 @@ async def evicted(bench: Bench) -> list[Row]:
 
 
 async def _cycle(bench: Bench, name: str, size: Size, count: int, turns: int) -> Pair[list[Turn]]:
-    parts = [image_part(bench.pictures.draw(size)) for _ in range(count)]
+    parts = [image_part(bench.images.draw(size)) for _ in range(count)]
     nonces = iter(range(1_000_000))
 
     async def ask(side: Side, turn: int) -> Turn:
-        picture = parts[turn % count]
+        image = parts[turn % count]
         took = []
         for _ in range(2):
-            new = text_part(f"{bench.pictures.seed} {name} {next(nonces)}")
-            body = chat([new, picture, text_part("What is this?")])
+            new = text_part(f"{bench.images.seed} {name} {next(nonces)}")
+            body = chat([new, image, text_part("What is this?")])
             took.append((await side.client.must(CHAT, body)).seconds * 1e3)
         return took[0], took[1]
 
-    return await bench.turns(f"evicted pictures, {name}", ask, turns=turns - count, warming=count)
+    return await bench.turns(f"evicted images, {name}", ask, turns=turns - count, warming=count)
 
 
 def added_rows(prefix: str, cause: str, turns: Pair[list[Turn]]) -> list[Row]:
@@ -99,7 +99,7 @@ def _column(turns: Pair[list[Turn]], place: int) -> Pair[list[float]]:
 
 
 async def worker_metrics(side: Side) -> Scrape | None:
-    """The metrics of semel's worker, if it was started here."""
+    """Return the metrics of semel's worker, if it was started here."""
     if side.server.admin_url is None:
         return None
     async with Client(side.server.admin_url) as admin:

@@ -1,4 +1,4 @@
-"""Two frontends and one engine: how many bytes do processes exchange when a picture is repeated?"""
+"""Two frontends and one engine: how many bytes do processes exchange when an image is repeated?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from semel.lab.bench.serving.alternate import Pair, take_turns
 from semel.lab.bench.serving.bench import Bench
 from semel.lab.bench.serving.client import CHAT, Client
 from semel.lab.bench.serving.figures import Row, compared, counted
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 from semel.lab.bench.serving.servers import Server, more_frontends, vllm_with_two_frontends
 from semel.lab.bench.serving.socket_bytes import Counts, read_counts
 from semel.lab.bench.serving.stages import scrape
@@ -16,7 +16,7 @@ from semel.telemetry import metrics
 
 __all__ = ["frontends"]
 
-_WARMING: Final = 12  # so that each API server of vLLM has had the picture, whichever the kernel chooses
+_WARMING: Final = 12  # so that each API server of vLLM has had the image, whichever the kernel chooses
 
 
 async def frontends(bench: Bench) -> list[Row]:
@@ -29,8 +29,8 @@ async def frontends(bench: Bench) -> list[Row]:
 
 
 async def _repeats(bench: Bench, servers: Pair[Server]) -> list[Row]:
-    picture = [image_part(bench.pictures.draw(Size.SQUARE)), text_part("What is this?")]
-    body, count = chat(picture), bench.effort.short_turns // 2
+    image = [image_part(bench.images.draw(Size.SQUARE)), text_part("What is this?")]
+    body, count = chat(image), bench.effort.short_turns // 2
 
     async def ask(server: Server, turn: int) -> float:
         # A new connection for each request: the kernel distributes connections among vLLM's API servers.

@@ -1,4 +1,4 @@
-"""One client, one request at a time: text only, new pictures, a repeated picture, conversations, 80% repeats."""
+"""One client, one request at a time: text only, new images, a repeated image, conversations, 80% repeats."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT
 from semel.lab.bench.serving.figures import Row, compared
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
-from semel.lab.bench.serving.procfs import processor_s
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
+from semel.lab.bench.serving.procfs import cpu_s
 from semel.lab.bench.serving.servers import ROLES
 from semel.lab.bench.serving.stages import scrape, stage_rows
 from semel.lab.bench.serving.statistics import added, added_ratio, mean_of, mean_ratio, median_of
@@ -28,7 +28,7 @@ _TEXT: Final = chat(_QUESTION)
 
 
 async def text(bench: Bench) -> list[Row]:
-    """A question without pictures."""
+    """Ask a question without images."""
 
     async def ask(side: Side, _turn: int) -> float:
         return (await side.client.must(CHAT, _TEXT)).seconds * 1e3
@@ -38,7 +38,7 @@ async def text(bench: Bench) -> list[Row]:
 
 
 async def new(bench: Bench) -> list[Row]:
-    """Pictures that are new to both servers."""
+    """Images that are new to both servers."""
     rows = []
     for name, size in _SIZES.items():
         count = bench.effort.long_turns
@@ -47,13 +47,13 @@ async def new(bench: Bench) -> list[Row]:
         async def ask(side: Side, turn: int, bodies: list[bytes] = bodies) -> float:
             return (await side.client.must(CHAT, bodies[turn])).seconds * 1e3
 
-        turns = await bench.turns(f"new pictures, {name}", ask, turns=count)
+        turns = await bench.turns(f"new images, {name}", ask, turns=count)
         rows.append(compared(f"new: {name}, latency", "ms", turns))
     return rows
 
 
 async def again(bench: Bench) -> list[Row]:
-    """A repeated picture, each time with a request without one: what does the picture add?"""
+    """Measure what a repeated image adds to a request without one."""
     return [row for name, size in _SIZES.items() for row in await _again(bench, name, size)]
 
 
@@ -64,7 +64,7 @@ async def _again(bench: Bench, name: str, size: Size) -> list[Row]:
         words = await side.client.must(CHAT, _TEXT)
         return words.seconds * 1e3, (await side.client.must(CHAT, body)).seconds * 1e3
 
-    turns = await bench.turns(f"the same picture again, {name}", ask, turns=bench.effort.short_turns, warming=_WARMING)
+    turns = await bench.turns(f"the same image again, {name}", ask, turns=bench.effort.short_turns, warming=_WARMING)
     floor, whole = (
         Pair([turn[place] for turn in turns.semel], [turn[place] for turn in turns.vllm]) for place in (0, 1)
     )
@@ -79,25 +79,25 @@ async def _again(bench: Bench, name: str, size: Size) -> list[Row]:
 
 
 async def _spent_again(bench: Bench, name: str, body: bytes) -> list[Row]:
-    """The processor time of a repeat, which other load on the machine does not change; and semel's time by stage."""
+    """Measure the CPU time of a repeat, which other load on the machine does not change; and semel's time by stage."""
     if not bench.is_here:
         return []
 
     async def repeat(side: Side, _turn: int) -> float:
-        before_s = side.processor_s()
+        before_s = side.cpu_s()
         for _ in range(_CPU_REPEATS):
             await side.client.must(CHAT, body)
-        return (side.processor_s() - before_s) / _CPU_REPEATS * 1e3
+        return (side.cpu_s() - before_s) / _CPU_REPEATS * 1e3
 
     before = await scrape(bench.sides.semel.client)
-    turns = await bench.turns(f"processor time of repeats, {name}", repeat, turns=bench.effort.bursts)
+    turns = await bench.turns(f"CPU time of repeats, {name}", repeat, turns=bench.effort.bursts)
     after = await scrape(bench.sides.semel.client)
-    rows = [compared(f"again: {name}, processor time of all processes", "ms", turns)]
+    rows = [compared(f"again: {name}, CPU time of all processes", "ms", turns)]
     return rows + stage_rows(f"again: {name}, stage", before, after)
 
 
 async def conversation(bench: Bench) -> list[Row]:
-    """Every turn has a new picture, and repeats all earlier ones."""
+    """Every turn has a new image, and repeats all earlier ones."""
     count = bench.effort.long_turns
     talks = [_talk(bench) for _ in range(count + 1)]
 
@@ -118,15 +118,15 @@ async def conversation(bench: Bench) -> list[Row]:
 
 
 async def _spent_on_question(bench: Bench, what: str, body: bytes) -> list[Row]:
-    """What a request takes, by process of both sides, and by stage of semel."""
+    """Return what a request takes, by process of both sides, and by stage of semel."""
     if not bench.is_here:
         return []
     pids = {id(side): side.server.roles() for side in (bench.sides.semel, bench.sides.vllm)}
 
     async def ask(side: Side, _turn: int) -> dict[str, float]:
-        before = {role: processor_s(some) for role, some in pids[id(side)].items()}
+        before = {role: cpu_s(some) for role, some in pids[id(side)].items()}
         took = median([(await side.client.must(CHAT, body)).seconds for _ in range(_CPU_REPEATS)])
-        spent = {role: (processor_s(pids[id(side)][role]) - begun) / _CPU_REPEATS for role, begun in before.items()}
+        spent = {role: (cpu_s(pids[id(side)][role]) - begun) / _CPU_REPEATS for role, begun in before.items()}
         return {name: seconds * 1e3 for name, seconds in (spent | {"latency": took}).items()}
 
     before = await scrape(bench.sides.semel.client)
@@ -135,9 +135,7 @@ async def _spent_on_question(bench: Bench, what: str, body: bytes) -> list[Row]:
     rows = []
     for name in ("latency", *ROLES):
         mine, theirs = ([turn[name] for turn in side if name in turn] for side in (turns.semel, turns.vllm))
-        title = (
-            f"conversation: {what}, {name}" if name == "latency" else f"conversation: {what}, processor time, {name}"
-        )
+        title = f"conversation: {what}, {name}" if name == "latency" else f"conversation: {what}, CPU time, {name}"
         if mine and theirs:
             rows.append(compared(title, "ms", Pair(mine, theirs)))
         elif mine:
@@ -146,21 +144,21 @@ async def _spent_on_question(bench: Bench, what: str, body: bytes) -> list[Row]:
 
 
 def _talk(bench: Bench) -> list[bytes]:
-    """The bodies of a conversation; the last one has no new picture."""
+    """Return the bodies of a conversation; the last one has no new image."""
     said: list[Any] = []
     bodies = []
     for _ in range(_CONVERSATION_IMAGES):
-        said.append([image_part(bench.pictures.draw(Size.SQUARE)), text_part(_QUESTION)])
+        said.append([image_part(bench.images.draw(Size.SQUARE)), text_part(_QUESTION)])
         bodies.append(chat(*said))
-        said.append("It is a picture.")
+        said.append("It is an image.")
     return [*bodies, chat(*said, "And all of them together?")]
 
 
 async def repeats(bench: Bench) -> list[Row]:
-    """A series of questions; four in five repeat an earlier picture."""
+    """Ask a series of questions; four in five repeat an earlier image."""
     count = bench.effort.long_turns * 5
     bodies = [_question(bench, Size.SQUARE) for _ in range(count)]
-    order = stream(count, random.Random(bench.pictures.seed))
+    order = stream(count, random.Random(bench.images.seed))
 
     async def ask(side: Side, turn: int) -> float:
         return (await side.client.must(CHAT, bodies[order[turn]])).seconds * 1e3
@@ -174,7 +172,7 @@ async def repeats(bench: Bench) -> list[Row]:
 
 
 def stream(count: int, rng: random.Random) -> list[int]:
-    """The picture of each question: the first is new, then one in five."""
+    """Return the image of each question: the first is new, then one in five."""
     seen = [0]
     stream = [0]
     for _ in range(count - 1):
@@ -186,4 +184,4 @@ def stream(count: int, rng: random.Random) -> list[int]:
 
 
 def _question(bench: Bench, size: Size) -> bytes:
-    return chat([image_part(bench.pictures.draw(size)), text_part(_QUESTION)])
+    return chat([image_part(bench.images.draw(size)), text_part(_QUESTION)])

@@ -10,8 +10,7 @@ from semel.lab.bench.serving.bench import Bench
 from semel.lab.bench.serving.figures import Row, counted
 from semel.lab.bench.serving.procfs import pss_bytes
 from semel.lab.bench.serving.stages import scrape
-from semel.processing.cores import usable_cores
-from semel.sizing import GIB, Host, memory_of
+from semel.sizing import GIB, Host, memory_of, usable_cores
 from semel.telemetry import metrics
 
 __all__ = ["memory"]
@@ -39,7 +38,7 @@ async def memory(bench: Bench) -> list[Row]:
 
 
 async def _settled(bench: Bench) -> tuple[int, int]:
-    """What each side takes once that changes no more: semel loads a spare process after it is ready."""
+    """Return what each side takes once that changes no more: semel loads a spare process after it is ready."""
     servers = bench.sides.semel.server, bench.sides.vllm.server
     before = mine, theirs = 0, 0
     for _ in range(_MAX_LOOKS):

@@ -1,7 +1,7 @@
 """A load with a tenth of refused and a tenth of aborted requests: do the good requests between them fail?
 
-The requests are decided in advance, from a seed. A request that the engine refuses after its picture was rendered, or
-that ends before the engine has the picture, must not make a later request with the same picture fail.
+The requests are decided in advance, from a seed. A request that the engine refuses after its image was rendered, or
+that ends before the engine has the image, must not make a later request with the same image fail.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import aiohttp
 from semel.lab.bench.serving.bench import Bench
 from semel.lab.bench.serving.client import CHAT, Client
 from semel.lab.bench.serving.figures import Row, counted
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 
 __all__ = ["Ask", "Kind", "drive", "mixed", "plan"]
 
 _AT_A_TIME: Final = 8
 _REFUSED: Final = 0.1
 _ABORTED: Final = 0.1
-_REPEATS: Final = 3  # times, each picture, on average
+_REPEATS: Final = 3  # times, each image, on average
 
 _REFUSALS: Final[tuple[dict[str, object], ...]] = (
     {"logit_bias": {"8888888": 1.0}},
@@ -51,27 +51,27 @@ class Ask:
     """One request."""
 
     kind: Kind
-    picture: int
+    image: int
     refusal: int
 
 
 def plan(requests: int, seed: int) -> list[Ask]:
-    """The requests of a load, in order."""
+    """Return the requests of a load, in order."""
     rng = random.Random(seed)
-    pictures = max(requests // _REPEATS, 1)
+    images = max(requests // _REPEATS, 1)
     kinds = rng.choices(tuple(Kind), (1 - _REFUSED - _ABORTED, _REFUSED, _ABORTED), k=requests)
-    return [Ask(kind, rng.randrange(pictures), rng.randrange(len(_REFUSALS))) for kind in kinds]
+    return [Ask(kind, rng.randrange(images), rng.randrange(len(_REFUSALS))) for kind in kinds]
 
 
 async def mixed(bench: Bench) -> list[Row]:
-    """The same load on both sides, one after the other. Nothing is timed."""
-    asks = plan(bench.effort.mixed_requests, bench.pictures.seed)
-    pictures = [bench.pictures.draw(Size.SMALL) for _ in range(max(ask.picture for ask in asks) + 1)]
+    """Run the same load on both sides, one after the other. Nothing is timed."""
+    asks = plan(bench.effort.mixed_requests, bench.images.seed)
+    images = [bench.images.draw(Size.SMALL) for _ in range(max(ask.image for ask in asks) + 1)]
     failed: list[int] = []
     for name, side in (("semel", bench.sides.semel), ("vLLM", bench.sides.vllm)):
         on_done = partial(bench.tell, f"mixed load, {name}", total=len(asks))
         async with side.client.wider(_AT_A_TIME) as client:
-            failed.append(await drive(client, asks, pictures, on_done))
+            failed.append(await drive(client, asks, images, on_done))
     good = sum(ask.kind is Kind.GOOD for ask in asks)
     return [
         counted("mixed: good requests that fail", "requests", *failed),
@@ -79,14 +79,14 @@ async def mixed(bench: Bench) -> list[Row]:
     ]
 
 
-async def drive(client: Client, asks: Sequence[Ask], pictures: Sequence[bytes], on_done: Callable[[int], None]) -> int:
-    """The number of good requests that failed."""
+async def drive(client: Client, asks: Sequence[Ask], images: Sequence[bytes], on_done: Callable[[int], None]) -> int:
+    """Return the number of good requests that failed."""
     left, done, failed = iter(asks), 0, 0
 
     async def work() -> None:
         nonlocal done, failed
         for ask in left:
-            fails = await _fails(client, ask, pictures[ask.picture])
+            fails = await _fails(client, ask, images[ask.image])
             failed += fails
             done += 1
             on_done(done)

@@ -1,4 +1,4 @@
-"""Rendering apart from generating: many new pictures that are only rendered; render first, then generate.
+"""Rendering apart from generating: many new images that are only rendered; render first, then generate.
 
 The rendered prompt is forwarded unchanged, byte by byte. A client that parses and rewrites the JSON pays for that in
 addition, and much more if it has tensors.
@@ -16,7 +16,7 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT, GENERATE, RENDER, Client
 from semel.lab.bench.serving.figures import Row, compared, counted
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 
 __all__ = ["generate", "render"]
 
@@ -27,15 +27,15 @@ _QUESTION: Final = "What is this?"
 
 @dataclass(frozen=True, slots=True)
 class _Burst:
-    """The cost of one picture of a burst."""
+    """The cost of one image of a burst."""
 
     clock_ms: float
-    processor_ms: float
-    """The processor time of all processes."""
+    cpu_ms: float
+    """The CPU time of all processes."""
 
 
 async def render(bench: Bench) -> list[Row]:
-    """New pictures, 16 at a time, rendered and not executed: without tensors, then with them."""
+    """New images, 16 at a time, rendered and not executed: without tensors, then with them."""
     looked = await _bursts(bench, "rendering", {"mm_payload": "none"}, accept="application/json")
     tensors = await _bursts(bench, "rendering with tensors", {}, accept="application/x-safetensors")
     name = f"render: {_AT_A_TIME} new images at a time"
@@ -44,25 +44,25 @@ async def render(bench: Bench) -> list[Row]:
 
 async def _bursts(bench: Bench, what: str, for_vllm: Mapping[str, object], *, accept: str) -> Pair[list[_Burst]]:
     count = bench.effort.bursts + 1
-    messages = [[_picture(bench) for _ in range(_AT_A_TIME)] for _ in range(count)]
+    messages = [[_image(bench) for _ in range(_AT_A_TIME)] for _ in range(count)]
 
     async def burst(side: Side, turn: int) -> _Burst:
         bodies = [chat(message, **({} if side is bench.sides.semel else for_vllm)) for message in messages[turn]]
         async with side.client.wider(_AT_A_TIME) as client:
             await _all(client, [chat(_QUESTION)] * _AT_A_TIME, "application/json")  # opens the connections
-            spent_s, began = side.processor_s(), perf_counter()
+            spent_s, began = side.cpu_s(), perf_counter()
             await _all(client, bodies, accept)
             took_s = perf_counter() - began
-            return _Burst(took_s / _AT_A_TIME * 1e3, (side.processor_s() - spent_s) / _AT_A_TIME * 1e3)
+            return _Burst(took_s / _AT_A_TIME * 1e3, (side.cpu_s() - spent_s) / _AT_A_TIME * 1e3)
 
     return await bench.turns(f"{what}, {_AT_A_TIME} at a time", burst, turns=count - 1)
 
 
 def _rows(bench: Bench, name: str, bursts: Pair[list[_Burst]]) -> list[Row]:
     clock = Pair([one.clock_ms for one in bursts.semel], [one.clock_ms for one in bursts.vllm])
-    spent = Pair([one.processor_ms for one in bursts.semel], [one.processor_ms for one in bursts.vllm])
+    spent = Pair([one.cpu_ms for one in bursts.semel], [one.cpu_ms for one in bursts.vllm])
     rows = [compared(f"{name}, per image", "ms", clock)]
-    return [*rows, compared(f"{name}, processor time per image", "ms", spent)] if bench.is_here else rows
+    return [*rows, compared(f"{name}, CPU time per image", "ms", spent)] if bench.is_here else rows
 
 
 async def _all(client: Client, bodies: Sequence[bytes], accept: str) -> None:
@@ -71,14 +71,14 @@ async def _all(client: Client, bodies: Sequence[bytes], accept: str) -> None:
             asking.create_task(client.must(RENDER, body, accept=accept))
 
 
-def _picture(bench: Bench) -> list[dict[str, Any]]:
-    return [image_part(bench.pictures.draw(Size.SQUARE)), text_part(_QUESTION)]
+def _image(bench: Bench) -> list[dict[str, Any]]:
+    return [image_part(bench.images.draw(Size.SQUARE)), text_part(_QUESTION)]
 
 
 async def generate(bench: Bench) -> list[Row]:
-    """Render, then generate, with a picture that was executed before."""
-    picture = _picture(bench)
-    plain, by_hash = chat(picture), chat(picture, mm_payload="none")
+    """Render, then generate, with an image that was executed before."""
+    image = _image(bench)
+    plain, by_hash = chat(image), chat(image, mm_payload="none")
     for side in (bench.sides.semel, bench.sides.vllm):
         await side.client.must(CHAT, plain)
     sizes: dict[str, int] = {}
@@ -99,8 +99,8 @@ async def generate(bench: Bench) -> list[Row]:
     tensors = await bench.turns("render, generate with tensors", with_tensors, turns=count, warming=_WARMING)
     hashes = await bench.turns("render, generate by hash", with_hashes, turns=count, warming=_WARMING)
     return [
-        compared("generate: repeat, beside vLLM's with tensors", "ms", tensors),
-        compared("generate: repeat, beside vLLM's by hash", "ms", hashes),
-        counted("generate: body, beside vLLM's with tensors", "bytes", sizes["semel"], sizes["tensors"]),
-        counted("generate: body, beside vLLM's by hash", "bytes", sizes["semel"], sizes["hash"]),
+        compared("generate: repeat, next to vLLM's with tensors", "ms", tensors),
+        compared("generate: repeat, next to vLLM's by hash", "ms", hashes),
+        counted("generate: body, next to vLLM's with tensors", "bytes", sizes["semel"], sizes["tensors"]),
+        counted("generate: body, next to vLLM's by hash", "bytes", sizes["semel"], sizes["hash"]),
     ]

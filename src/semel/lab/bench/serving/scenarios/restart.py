@@ -1,9 +1,9 @@
-"""A worker that is killed and starts again: are pictures encoded again that the fleet has encoded before?
+"""A worker that is killed and starts again: are images encoded again that the fleet has encoded before?
 
-Every picture is asked about twice, so semel's worker publishes it in the embedding store. Then semel's worker and
-vLLM's server are killed and started again, and every picture is asked about twice once more: the first ask finds an
+Every image is asked about twice, so semel's worker publishes it in the embedding store. Then semel's worker and
+vLLM's server are killed and started again, and every image is asked about twice once more: the first ask finds an
 engine that has never seen it, the second a resident encoder output. The frontend lives on, so it has the feature. A
-text that is new each time stands before the picture, so no prefix covers it.
+text that is new each time stands before the image, so no prefix covers it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from semel.lab.bench.serving.alternate import Pair, take_turns
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT, Client
 from semel.lab.bench.serving.figures import Row, counted
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 from semel.lab.bench.serving.scenarios.evicted import Turn, added_rows, worker_metrics
 from semel.lab.bench.serving.servers import Server, vllm_again
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from semel.telemetry.scrape import Scrape
 
 __all__ = ["encoder_inputs", "restart", "restart_flags", "running_store"]
@@ -41,7 +41,7 @@ _SERVERS: Final = ("valkey-server", "redis-server")
 
 
 def restart_flags(store: str) -> tuple[str, ...]:
-    """The flags of semel's side: an embedding tier, and the fleet's store."""
+    """Return the flags of semel's side: an embedding tier, and the fleet's store."""
     return ("--embedding-tier-gb", "1", "--embedding-store", store)
 
 
@@ -68,28 +68,28 @@ async def running_store() -> AsyncIterator[str]:
 
 
 async def restart(bench: Bench) -> list[Row]:
-    """How many published pictures are encoded again after a restart, and what the first ask of one takes."""
+    """Return how many published images are encoded again after a restart, and what the first ask of one takes."""
     if bench.launch is None:
         raise ConfigError("--only restart kills servers, so it starts its own: leave --baseline and --semel out")
     count = _MORE_TURNS * bench.effort.long_turns
-    parts = [image_part(bench.pictures.draw(Size.HD)) for _ in range(count)]
+    parts = [image_part(bench.images.draw(Size.HD)) for _ in range(count)]
     nonces = iter(range(1_000_000))
 
     async def ask(side: Side, turn: int) -> Turn:
         took = []
         for _ in range(2):
-            new = text_part(f"{bench.pictures.seed} restart {next(nonces)}")
+            new = text_part(f"{bench.images.seed} restart {next(nonces)}")
             answer = await side.client.must(CHAT, chat([new, parts[turn], text_part("What is this?")]))
             took.append(answer.seconds * 1e3)
         return took[0], took[1]
 
-    await bench.turns("pictures before the restart", ask, turns=count, warming=0)
-    await _until(_is_published(bench.sides.semel, count), _PUBLISH_S, "the pictures were not published")
+    await bench.turns("images before the restart", ask, turns=count, warming=0)
+    await _until(_is_published(bench.sides.semel, count), _PUBLISH_S, "the images were not published")
     await _kill_vllm(bench.sides.vllm.server)
     await _replace_worker(bench.sides.semel)
     async with vllm_again(bench.launch) as server, Client(server.url) as client:
         before = await worker_metrics(bench.sides.semel)
-        bench.tell("pictures after the restart", 0, 1)
+        bench.tell("images after the restart", 0, 1)
         sides = Pair(bench.sides.semel, Side(server, client))
         turns = await take_turns(sides, ask, turns=count)
         after = await worker_metrics(bench.sides.semel)
@@ -105,7 +105,7 @@ def _counts(before: Scrape, after: Scrape, encoded_by_vllm: int) -> list[Row]:
 
     rows = [
         counted(
-            "restart: encodes of published pictures",
+            "restart: encodes of published images",
             "",
             since(metrics.ENCODER_PLANNED) - since(metrics.EMBEDDING_LOADS),
             encoded_by_vllm,
@@ -120,7 +120,7 @@ def _counts(before: Scrape, after: Scrape, encoded_by_vllm: int) -> list[Row]:
 
 
 def encoder_inputs(server: Server) -> int:
-    """What vLLM has encoded, as its log tells it of every step."""
+    """Return what vLLM has encoded, as its log tells it of every step."""
     assert server.log is not None
     return sum(map(int, _ENCODED.findall(server.log.read_text(errors="replace"))))
 

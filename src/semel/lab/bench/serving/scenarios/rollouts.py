@@ -1,4 +1,4 @@
-"""What a trainer asks for: groups of 16 answers to one new image, as `n=16` or as 16 requests at once."""
+"""The requests of a trainer: groups of 16 answers to one new image, as `n=16` or as 16 requests at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT
 from semel.lab.bench.serving.figures import Row, compared, counted
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 from semel.lab.bench.serving.work import Work, semel_work, vllm_work
 
 __all__ = ["rollouts"]
@@ -39,10 +39,10 @@ async def rollouts(bench: Bench) -> list[Row]:
 
 async def _groups(bench: Bench, what: str, fields: dict[str, Any], *, requests: int) -> Pair[list[_Group]]:
     count = bench.effort.long_turns
-    pictures = [bench.pictures.draw(Size.SQUARE) for _ in range(count + 1)]
+    images = [bench.images.draw(Size.SQUARE) for _ in range(count + 1)]
 
     async def ask(side: Side, turn: int) -> _Group:
-        content = [image_part(pictures[turn]), text_part(_QUESTION)]
+        content = [image_part(images[turn]), text_part(_QUESTION)]
         body = chat(content, temperature=1.0, max_tokens=_TOKENS, ignore_eos=True, **fields)
         work_of = semel_work if side is bench.sides.semel else vllm_work
         async with side.client.wider(requests) as client:

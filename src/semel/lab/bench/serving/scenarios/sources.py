@@ -16,7 +16,7 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT
 from semel.lab.bench.serving.figures import Row, compared
-from semel.lab.bench.serving.pictures import Size, chat, image_part, text_part
+from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 from semel.lab.bench.serving.procfs import context_switches, run_s
 
 __all__ = ["sources"]
@@ -38,7 +38,7 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What a block of requests took, by unit."""
+    """The cost of a block of requests, by unit."""
 
     cpu_ms: float
     switches: float
@@ -54,7 +54,7 @@ _FIGURES: Final[Mapping[str, str]] = {
 
 async def sources(bench: Bench) -> list[Row]:
     """Rows of both checkouts: `semel` is this one, `vllm` the other."""
-    image = image_part(bench.pictures.draw(Size.SQUARE))
+    image = image_part(bench.images.draw(Size.SQUARE))
     kinds = (
         _Kind("text", chat("What is this?"), 40),
         _Kind("repeat", chat([image, text_part("What is this?")]), 20),

@@ -1,4 +1,4 @@
-"""The template of pool processes, with real processes: what it shares, what it refuses, and what its death costs."""
+"""The fork server of pool processes, with real processes: what it shares, what it refuses, and what its death costs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import uvloop
 
 from semel.errors import ServiceError
 from semel.processing.pool import command as command_module
-from semel.processing.pool import template as template_module
-from semel.processing.pool.libraries import class_names
+from semel.processing.pool import fork_server as fork_server_module
+from semel.processing.pool.fork_server import LOST_STATUS, ForkedProcess, ForkServer
+from semel.processing.pool.preloaded_child import class_names
 from semel.processing.pool.process import PoolProcess
-from semel.processing.pool.template import LOST_STATUS, ForkedProcess, Template
 from tests.processing.template_program import BALLAST_BYTES
 from tests.processing.test_pool import ended
 from tests.processing.test_pool_environment import environment_of
@@ -34,30 +34,30 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.processing.template_program"
 
-Making = Callable[..., Template]
+Making = Callable[..., ForkServer]
 
 
 @pytest.fixture
 def making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Making:
-    """A template as shipped, of a program that takes no second to import."""
-    monkeypatch.setattr(template_module, "_PROGRAM", PROGRAM)
+    """A fork server as shipped, of a program that takes no second to import."""
+    monkeypatch.setattr(fork_server_module, "_PROGRAM", PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
 
-    def make(*wishes: str) -> Template:
+    def make(*wishes: str) -> ForkServer:
         (tmp_path / "wishes.json").write_text(json.dumps(wishes))
-        return Template(tmp_path)
+        return ForkServer(tmp_path)
 
     return make
 
 
 @asynccontextmanager
-async def forked(template: Template, *words: str) -> AsyncIterator[tuple[ForkedProcess, socket.socket]]:
+async def forked(fork_server: ForkServer, *words: str) -> AsyncIterator[tuple[ForkedProcess, socket.socket]]:
     """A process, and our end of its pipe; it is ended if it has not."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         async with asyncio.timeout(60):
-            process = await template.fork([theirs.fileno()], words)
+            process = await fork_server.fork([theirs.fileno()], words)
         assert process is not None
         theirs.close()
         try:
@@ -80,62 +80,62 @@ def memory_of(pid: int) -> dict[str, int]:
 
 
 async def test_processes_share_what_their_template_has_imported_S23(making: Making) -> None:
-    template = making("load_ballast")
+    fork_server = making("load_ballast")
     try:
-        async with forked(template) as (one, pipe), forked(template) as (other, _):
+        async with forked(fork_server) as (one, pipe), forked(fork_server) as (other, _):
             assert await ask(pipe) == f"{one.pid} 1"
             assert one.pid != other.pid
             for process in (one, other):
                 assert memory_of(process.pid)["Rss"] > BALLAST_BYTES
                 assert memory_of(process.pid)["Pss"] < BALLAST_BYTES * 3 // 4
-        async with forked(template, "load_ballast") as (one, pipe):
+        async with forked(fork_server, "load_ballast") as (one, pipe):
             assert await ask(pipe) == f"{one.pid} 2"
             assert memory_of(one.pid)["Pss"] > BALLAST_BYTES, "the control: what each loads itself is not shared"
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 async def test_how_a_process_ends_is_noticed_S6(making: Making) -> None:
-    template = making()
+    fork_server = making()
     try:
         for line, status in (("0", 0), ("7", 7), ("crash", -signal.SIGSEGV)):
-            async with forked(template) as (process, pipe):
+            async with forked(fork_server) as (process, pipe):
                 await asyncio.get_running_loop().sock_sendall(pipe, line.encode())
                 async with asyncio.timeout(30):
                     assert await process.wait() == status
                 assert process.returncode == status
                 process.kill()  # of one that has ended, which is nobody's business
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 def test_it_does_on_the_loop_of_a_frontend(making: Making) -> None:
     async def check() -> None:
-        template = making()
-        async with forked(template) as (process, pipe):
+        fork_server = making()
+        async with forked(fork_server) as (process, pipe):
             assert await ask(pipe) == f"{process.pid} 0"
         assert process.returncode == -signal.SIGKILL
-        await template.close()
+        await fork_server.close()
 
     uvloop.run(check())
 
 
-async def check_survives_its_template(template: Template) -> None:
+async def check_survives_its_template(fork_server: ForkServer) -> None:
     try:
-        async with forked(template) as (process, pipe):
+        async with forked(fork_server) as (process, pipe):
             await ask(pipe)
-            first = template.pid
+            first = fork_server.pid
             assert first is not None
             os.kill(first, signal.SIGKILL)
-            await until(lambda: template.pid is None)
+            await until(lambda: fork_server.pid is None)
             assert await ask(pipe) == f"{process.pid} 0"
-            async with forked(template) as (another, other_pipe):
+            async with forked(fork_server) as (another, other_pipe):
                 assert await ask(other_pipe) == f"{another.pid} 0"
-                assert template.pid not in (None, first)
+                assert fork_server.pid not in (None, first)
             assert another.returncode == -signal.SIGKILL
         assert process.returncode == LOST_STATUS, "nobody could tell"
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 async def test_processes_survive_their_template_and_the_next_one_comes_from_another_S6(making: Making) -> None:
@@ -144,27 +144,27 @@ async def test_processes_survive_their_template_and_the_next_one_comes_from_anot
 
 @pytest.mark.slow
 async def test_mutant_a_process_that_dies_with_its_template_is_found_S6(making: Making) -> None:
-    async def fork(self: Template, descriptors: list[int], words: list[str]) -> ForkedProcess | None:
+    async def fork(self: ForkServer, descriptors: list[int], words: list[str]) -> ForkedProcess | None:
         return await shipped(self, descriptors, [*words, "die_with_template"])
 
-    shipped = Template.fork
+    shipped = ForkServer.fork
     with pytest.MonkeyPatch.context() as patch, pytest.raises((AssertionError, OSError)):
-        patch.setattr(Template, "fork", fork)
+        patch.setattr(ForkServer, "fork", fork)
         await check_survives_its_template(making())
 
 
-async def check_nobody_has_the_pipe(template: Template, why: str) -> None:
-    """An order that fails leaves no process behind, and the template goes on."""
+async def check_nobody_has_the_pipe(fork_server: ForkServer, why: str) -> None:
+    """An order that fails leaves no process behind, and the fork server goes on."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         for _ in range(2):
             with pytest.raises(ServiceError, match=why):
-                await template.fork([theirs.fileno()], [])
+                await fork_server.fork([theirs.fileno()], [])
         theirs.close()
         async with asyncio.timeout(10):
             assert await asyncio.get_running_loop().sock_recv(ours, 64) == b""
-    assert template.pid is not None
+    assert fork_server.pid is not None
 
 
 @pytest.mark.parametrize(
@@ -173,20 +173,20 @@ async def check_nobody_has_the_pipe(template: Template, why: str) -> None:
 async def test_a_fork_that_fails_leaves_no_process_at_the_pipe_and_says_why_S6(
     making: Making, wish: str, error: int
 ) -> None:
-    template = making(wish)
+    fork_server = making(wish)
     try:
-        await check_nobody_has_the_pipe(template, f"cannot be forked: {os.strerror(error)}")
+        await check_nobody_has_the_pipe(fork_server, f"cannot be forked: {os.strerror(error)}")
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 @pytest.mark.slow
 async def test_mutant_a_template_that_dies_of_a_fork_leaves_the_process_at_the_pipe_S6(making: Making) -> None:
     """Whoever asked would start another process at the same pipe, and each would read half of what is sent."""
-    template = making("keep_what_fails")
+    fork_server = making("keep_what_fails")
     try:
         with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-            await check_nobody_has_the_pipe(template, "cannot be forked")
+            await check_nobody_has_the_pipe(fork_server, "cannot be forked")
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -194,7 +194,7 @@ async def test_mutant_a_template_that_dies_of_a_fork_leaves_the_process_at_the_p
             theirs.close()
             assert (await ask(ours)).endswith(" 0"), "it is there all the same"
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 @contextmanager
@@ -225,27 +225,27 @@ async def test_a_process_whose_descriptor_does_not_arrive_is_reported_as_too_man
 async def test_a_template_with_a_second_thread_or_an_error_does_not_fork_and_is_not_tried_again_S23(
     making: Making, monkeypatch: pytest.MonkeyPatch, wish: str
 ) -> None:
-    template = making(wish)
+    fork_server = making(wish)
     try:
-        assert await template.fork([], []) is None
-        monkeypatch.setattr(template_module, "start", None)
-        assert await template.fork([], []) is None
-        child = await PoolProcess.spawn(1 << 20, template=template)
+        assert await fork_server.fork([], []) is None
+        monkeypatch.setattr(fork_server_module, "start", None)
+        assert await fork_server.fork([], []) is None
+        child = await PoolProcess.spawn(1 << 20, fork_server=fork_server)
         assert child.running, "it was started as a program"
         await child.end(within_s=0)
         await child.release()
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 @pytest.mark.slow
 async def test_mutant_a_template_that_does_not_count_its_threads_forks(making: Making) -> None:
-    template = making("start_thread", "fork_anyway")
+    fork_server = making("start_thread", "fork_anyway")
     try:
-        async with forked(template) as (process, _):
+        async with forked(fork_server) as (process, _):
             assert process.returncode is None
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 def descriptors_of(pid: int) -> set[str]:
@@ -254,12 +254,12 @@ def descriptors_of(pid: int) -> set[str]:
     return {str(entry.readlink()) for entry in folder.iterdir() if int(entry.name) > 2}
 
 
-async def descriptors_of_three(template: Template) -> list[set[str]]:
-    """Of two processes, each with a pipe and memory, and of their template."""
+async def descriptors_of_three(fork_server: ForkServer) -> list[set[str]]:
+    """Of two processes, each with a pipe and memory, and of their fork server."""
     memory = [os.memfd_create("one"), os.memfd_create("other")]
     pipes = [socket.socketpair(), socket.socketpair()]
     processes = [
-        await template.fork([theirs.fileno(), descriptor], [])
+        await fork_server.fork([theirs.fileno(), descriptor], [])
         for (_, theirs), descriptor in zip(pipes, memory, strict=True)
     ]
     try:
@@ -268,8 +268,8 @@ async def descriptors_of_three(template: Template) -> list[set[str]]:
             ours.setblocking(False)
             assert process is not None
             assert await ask(ours) == f"{process.pid} 0", "it runs its program, and has let go of the rest"
-        assert template.pid is not None
-        return [descriptors_of(pid) for pid in (*(one.pid for one in processes if one), template.pid)]
+        assert fork_server.pid is not None
+        return [descriptors_of(pid) for pid in (*(one.pid for one in processes if one), fork_server.pid)]
     finally:
         for process in processes:
             if process is not None:
@@ -282,11 +282,11 @@ async def descriptors_of_three(template: Template) -> list[set[str]]:
 
 
 async def test_a_process_has_its_own_descriptors_and_the_template_none_of_them_S23(making: Making) -> None:
-    template = making()
+    fork_server = making()
     try:
-        one, other, origin = await descriptors_of_three(template)
+        one, other, origin = await descriptors_of_three(fork_server)
     finally:
-        await template.close()
+        await fork_server.close()
     assert (len(one), len(other)) == (2, 2)
     assert not one & other
     assert not origin & (one | other)
@@ -295,11 +295,11 @@ async def test_a_process_has_its_own_descriptors_and_the_template_none_of_them_S
 
 @pytest.mark.slow
 async def test_mutant_a_process_that_keeps_what_the_template_has_is_found_S23(making: Making) -> None:
-    template = making("keep_descriptors")
+    fork_server = making("keep_descriptors")
     try:
-        _, other, origin = await descriptors_of_three(template)
+        _, other, origin = await descriptors_of_three(fork_server)
     finally:
-        await template.close()
+        await fork_server.close()
     assert other & origin
     assert len(other) > 2
 
@@ -311,61 +311,61 @@ async def test_a_template_has_no_secret_of_the_environment_and_a_mutant_that_get
     monkeypatch.setenv("HF_TOKEN", "a secret")
     if passes_all_on:
         monkeypatch.setattr(command_module, "child_environment", dict)
-    template = making()
+    fork_server = making()
     try:
-        async with forked(template) as (process, pipe):
+        async with forked(fork_server) as (process, pipe):
             await ask(pipe)
-            assert template.pid is not None
-            for pid in (process.pid, template.pid):
+            assert fork_server.pid is not None
+            for pid in (process.pid, fork_server.pid):
                 assert ("a secret" in environment_of(pid).values()) is passes_all_on
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 async def test_after_some_crashes_processes_come_from_another_template_S23(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forks have the addresses of their template, and whoever makes them crash may be about to find them."""
-    monkeypatch.setattr(template_module, "_MAX_CRASHES", 2)
-    template = making()
+    """Forks have the addresses of their fork server, and whoever makes them crash may be about to find them."""
+    monkeypatch.setattr(fork_server_module, "_MAX_CRASHES", 2)
+    fork_server = making()
     try:
-        async with forked(template) as (_, pipe):
+        async with forked(fork_server) as (_, pipe):
             await ask(pipe)
-            first = template.pid
-            template.count_crash()
-            assert template.pid == first
-            template.count_crash()
-            async with forked(template) as (_, other_pipe):
+            first = fork_server.pid
+            fork_server.count_crash()
+            assert fork_server.pid == first
+            fork_server.count_crash()
+            async with forked(fork_server) as (_, other_pipe):
                 await ask(other_pipe)
-                assert template.pid not in (None, first)
+                assert fork_server.pid not in (None, first)
             assert await ask(pipe), "those that there are go on"
         assert first is not None
         assert ended(first), "it ends with the last of them"
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 @pytest.mark.slow
 async def test_a_template_that_hangs_is_ended_and_the_next_try_has_another(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template = making()
+    fork_server = making()
     try:
-        async with forked(template) as (_, pipe):
+        async with forked(fork_server) as (_, pipe):
             await ask(pipe)
-        hung = template.pid
+        hung = fork_server.pid
         assert hung is not None
         os.kill(hung, signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr(template_module, "_START_TIMEOUT_S", 0.2)
-            patch.setattr(template_module, "_END_TIMEOUT_S", 0.2)
+            patch.setattr(fork_server_module, "_START_TIMEOUT_S", 0.2)
+            patch.setattr(fork_server_module, "_END_TIMEOUT_S", 0.2)
             with pytest.raises(ServiceError, match="not forked within"):
-                await template.fork([], [])
+                await fork_server.fork([], [])
         assert ended(hung)
-        async with forked(template) as (process, pipe):
+        async with forked(fork_server) as (process, pipe):
             assert await ask(pipe) == f"{process.pid} 0"
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 @pytest.mark.slow
@@ -373,42 +373,42 @@ async def test_a_template_that_dies_over_an_order_gets_no_pipe_twice_and_the_nex
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have forked already: two processes at one pipe would each read half of what is sent."""
-    template = making()
-    sent = template_module._send_order
+    fork_server = making()
+    sent = fork_server_module._send_order
 
     def kill_and_send(*arguments: Any) -> socket.socket:
-        assert template.pid is not None
-        os.kill(template.pid, signal.SIGSTOP)
+        assert fork_server.pid is not None
+        os.kill(fork_server.pid, signal.SIGSTOP)
         status = sent(*arguments)
-        os.kill(template.pid, signal.SIGKILL)
+        os.kill(fork_server.pid, signal.SIGKILL)
         return status
 
     try:
-        async with forked(template) as (_, pipe):
+        async with forked(fork_server) as (_, pipe):
             await ask(pipe)
         with monkeypatch.context() as patch:
-            patch.setattr(template_module, "_send_order", kill_and_send)
+            patch.setattr(fork_server_module, "_send_order", kill_and_send)
             with pytest.raises(ServiceError, match="died with status -9"):
-                await template.fork([], [])
-        async with forked(template) as (process, pipe):
+                await fork_server.fork([], [])
+        async with forked(fork_server) as (process, pipe):
             assert await ask(pipe) == f"{process.pid} 0"
     finally:
-        await template.close()
+        await fork_server.close()
 
 
 PARENT = f"""
 import asyncio, socket, sys
 from pathlib import Path
 from semel.processing.pool import command as command_module
-from semel.processing.pool import template as template_module
-template_module._PROGRAM = {PROGRAM!r}
+from semel.processing.pool import fork_server as fork_server_module
+fork_server_module._PROGRAM = {PROGRAM!r}
 
 async def main():
-    template = template_module.Template()
+    fork_server = fork_server_module.ForkServer()
     ours, theirs = socket.socketpair()
-    process = await template.fork([theirs.fileno()], [])
+    process = await fork_server.fork([theirs.fileno()], [])
     theirs.close()
-    print(process.pid, template.pid, flush=True)
+    print(process.pid, fork_server.pid, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from semel.render.inline import is_cheap
-from semel.render.media.long_string import LongString
+from semel.render.media.source import LongString
+from semel.render.offload import is_cheap
 
 
 def long(chars: int) -> LongString:

@@ -1,14 +1,14 @@
-"""The template of pool processes: `python -m semel.processing.pool.template_child FD MODULE [FOLDER] [background]`.
+"""The fork server: `python -m semel.processing.pool.fork_server_child FD MODULE [FOLDER] [background]`.
 
 It imports what they import, runs nothing of it, and forks for each order. What it has imported is then in memory once,
 however many pool processes there are, and none of them waits for imports. What it forks goes on as the program MODULE:
-it closes every descriptor but its own, warms up, enters the sandbox, and only then sees a client's byte. The template
+it closes every descriptor but its own, warms up, enters the sandbox, and only then sees a client's byte. The server
 itself sees none, and has no key. It has one thread, and does not fork with more: what another thread has locked would
 stay locked in the child for ever.
 
 An order is one packet: the child's arguments, with its descriptors. The first descriptor is a socket for its status:
 the child's number, with a descriptor of the child; then, once it has ended, its exit status. Without a child, it
-is the negative number of the error. The template ends when no more orders can come and its last child has ended.
+is the negative number of the error. The fork server ends when no more orders can come and its last child has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Final
 from semel.errors import ServiceError
 from semel.processing.pool.child import log_as_child
 from semel.processing.pool.command import CANNOT_FORK
-from semel.processing.pool.libraries import run_in_background
+from semel.processing.pool.preloaded_child import run_in_background
 
 __all__ = ["Forks", "check_can_fork", "main"]
 
@@ -74,7 +74,7 @@ def _import_libraries(program: Any, words: Sequence[str]) -> None:
 
 
 class Forks:
-    """The orders that a template gets, and the children that it has."""
+    """The orders that a fork server gets, and the children that it has."""
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
@@ -83,7 +83,7 @@ class Forks:
         self._ready.register(orders, select.POLLIN)
 
     def serve(self) -> list[str] | None:
-        """Fork for each order. In a child: its arguments. In the template: None, once there is nothing left to do."""
+        """Fork for each order. In a child: its arguments. In the server: None, once there is nothing left to do."""
         while self._children or self._orders.fileno() >= 0:
             for descriptor, _ in self._ready.poll():
                 if descriptor in self._children:
@@ -118,7 +118,7 @@ class Forks:
     def _keep(self, pid: int, status: socket.socket) -> None:
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError as error:  # nobody could learn of its end; and whoever gets no process may start another
+        except OSError as error:  # nobody could learn of its end; and a caller that gets no process may start another
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             _report_failure(status, error)
@@ -128,7 +128,7 @@ class Forks:
         _report(status, pid, [descriptor])
 
     def _leave(self, own: Sequence[int]) -> None:
-        """In a child: let go of all that is the template's, or another child's."""
+        """In a child: let go of all that is the fork server's, or another child's."""
         for one in (self._orders, *(status for _, status in self._children.values())):
             one.detach()
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 a path for each would be for nothing
@@ -151,7 +151,7 @@ def check_can_fork() -> None:
     while (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208 a path for each would be for nothing
         if time.monotonic() > deadline_s:
             raise ServiceError(
-                f"the template of preprocessing processes has {threads} threads after importing, and cannot be forked"
+                f"the fork server of preprocessing processes has {threads} threads after importing, and cannot fork"
             )
         time.sleep(0.01)
     os.close(os.pidfd_open(os.getpid()))

@@ -1,4 +1,4 @@
-"""Requests that were under way when engines died: who gets a strike, who has an engine alone, and what is refused."""
+"""Requests that were under way when engines died: strikes, isolated retries and refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semel.core import Submission
 from semel.errors import NotReady, RequestQuarantined
-from semel.fleet.suspicion import KEEP_S, Content, EngineRun, Suspect, Suspicion
+from semel.fleet.quarantine import KEEP_S, Content, EngineRun, Quarantine, Suspect
 from tests.worker.pairing import prompt
 
 K, INNOCENT = Content("tenant", 1), Content("tenant", 2)
@@ -42,10 +42,10 @@ class Model:
 class Play:
     """A fleet of three workers, with engines that die, requests of four contents, and a clock."""
 
-    def __init__(self, seed: int, kind: type[Suspicion] = Suspicion) -> None:
+    def __init__(self, seed: int, kind: type[Quarantine] = Quarantine) -> None:
         self.draw = random.Random(seed)
         self.model = Model()
-        self.suspicion = kind(now=lambda: self.model.now)
+        self.quarantine = kind(now=lambda: self.model.now)
         self.sessions = dict.fromkeys("abc", 1)
         self.under_way: list[Suspect] = []
         self.seconds: set[Suspect] = set()
@@ -64,34 +64,34 @@ class Play:
     def enter(self) -> None:
         content = Content(self.draw.choice("xy"), self.draw.randrange(2))
         strikes = len(self.model.engines(content))
-        assert self.suspicion.strikes(content) == strikes
-        record = self.suspicion._record(content)
-        on_trial = record is not None and record.trial is not None
+        assert self.quarantine.strikes(content) == strikes
+        record = self.quarantine._record(content)
+        is_retried = record is not None and record.isolated_retry is not None
         try:
-            suspect = self.suspicion.enter(content)
+            suspect = self.quarantine.enter(content)
         except RequestQuarantined:
             assert strikes >= 2
         except NotReady:
             assert strikes == 1
-            assert on_trial
+            assert is_retried
         else:
             assert strikes < 2
-            assert not on_trial
-            self.suspicion.submit(suspect, self.engine())
+            assert not is_retried
+            self.quarantine.submit(suspect, self.engine())
             self.under_way.append(suspect)
 
     def begin_answer(self) -> None:
         if self.under_way:
-            self.suspicion.begin_answer(self.draw.choice(self.under_way))
+            self.quarantine.begin_answer(self.draw.choice(self.under_way))
 
     def finish(self) -> None:
         if (suspect := self.take()) is not None:
-            self.suspicion.finish(suspect)
+            self.quarantine.finish(suspect)
             self.model.history.append((self.model.now, suspect.content, None))
 
     def leave(self) -> None:
         if (suspect := self.take()) is not None:
-            self.suspicion.leave(suspect)
+            self.quarantine.leave(suspect)
 
     def take(self) -> Suspect | None:
         return self.under_way.pop(self.draw.randrange(len(self.under_way))) if self.under_way else None
@@ -99,20 +99,20 @@ class Play:
     def die(self) -> None:
         engine = self.engine()
         there = [one for one in self.under_way if one.engine == engine]
-        alone = [one for one in there if one.is_alone]
-        assert len(alone) <= 1, "one at a time"
+        isolated = [one for one in there if one.is_isolated]
+        assert len(isolated) <= 1, "one at a time"
         had_strikes = {one.content for one in there if self.model.engines(one.content)}
         for one in there:
-            if not alone or one in alone or one.content not in had_strikes:
+            if not isolated or one in isolated or one.content not in had_strikes:
                 self.model.history.append((self.model.now, one.content, engine))
         self.draw.shuffle(there)
         for one in there:
-            self.suspicion.die(one)
+            self.quarantine.die(one)
             self.under_way.remove(one)
             if one not in self.seconds:
                 self.waiting.append(one)
         for one in there:
-            assert self.suspicion.strikes(one.content) == len(self.model.engines(one.content))
+            assert self.quarantine.strikes(one.content) == len(self.model.engines(one.content))
         self.sessions[engine.worker] += 1
 
     def pass_time(self) -> None:
@@ -121,10 +121,12 @@ class Play:
     def try_again(self) -> None:
         for suspect in list(self.waiting):
             engine = self.engine()
-            if self.suspicion.strikes(suspect.content) < 2 and self.suspicion.may_have_alone(suspect, engine.worker):
+            if self.quarantine.strikes(suspect.content) < 2 and self.quarantine.may_retry_isolated(
+                suspect, engine.worker
+            ):
                 self.waiting.remove(suspect)
                 self.seconds.add(suspect)
-                self.suspicion.submit(suspect, engine, alone=True)
+                self.quarantine.submit(suspect, engine, isolated=True)
                 self.under_way.append(suspect)
 
 
@@ -133,8 +135,8 @@ def test_strikes_are_those_of_a_model_that_keeps_the_whole_history(seed: int) ->
     Play(seed).run()
 
 
-class Unfair(Suspicion):
-    """Gives everybody a strike, whoever was alone."""
+class Unfair(Quarantine):
+    """Gives everybody a strike, whether isolated or not."""
 
     def die(self, suspect: Suspect) -> None:
         assert suspect.engine is not None
@@ -154,91 +156,91 @@ def engine(name: str, session: int = 1) -> EngineRun:
 
 def test_two_engines_and_the_content_is_refused_to_its_tenant_for_10_minutes() -> None:
     now = 0.0
-    suspicion = Suspicion(now=lambda: now)
-    suspect = suspicion.enter(K)
-    suspicion.submit(suspect, engine("a"))
-    suspicion.die(suspect)
-    suspicion.submit(suspect, engine("b"), alone=True)
-    suspicion.die(suspect)
+    quarantine = Quarantine(now=lambda: now)
+    suspect = quarantine.enter(K)
+    quarantine.submit(suspect, engine("a"))
+    quarantine.die(suspect)
+    quarantine.submit(suspect, engine("b"), isolated=True)
+    quarantine.die(suspect)
     with pytest.raises(RequestQuarantined, match="2 engines died; it is refused for 600 s") as refusal:
-        suspicion.enter(K)
+        quarantine.enter(K)
     assert refusal.value.status == 503
     assert refusal.value.retry_after_s == KEEP_S
-    suspicion.enter(K._replace(tenant="another"))
+    quarantine.enter(K._replace(tenant="another"))
     now = KEEP_S
-    suspicion.enter(K)
+    quarantine.enter(K)
 
 
 def test_one_engine_with_the_same_content_three_times_is_one_strike() -> None:
-    suspicion = Suspicion(now=lambda: 0.0)
-    suspects = [suspicion.enter(K) for _ in range(3)]
+    quarantine = Quarantine(now=lambda: 0.0)
+    suspects = [quarantine.enter(K) for _ in range(3)]
     for one in suspects:
-        suspicion.submit(one, engine("a"))
+        quarantine.submit(one, engine("a"))
     for one in suspects:
-        suspicion.die(one)
-    assert suspicion.strikes(K) == 1
+        quarantine.die(one)
+    assert quarantine.strikes(K) == 1
 
 
 def test_what_is_on_trial_is_not_tried_a_second_time_meanwhile() -> None:
-    suspicion = Suspicion(now=lambda: 0.0)
-    first, second = suspicion.enter(K), suspicion.enter(K)
+    quarantine = Quarantine(now=lambda: 0.0)
+    first, second = quarantine.enter(K), quarantine.enter(K)
     for one in (first, second):
-        suspicion.submit(one, engine("a"))
-        suspicion.die(one)
-    suspicion.submit(first, engine("b"), alone=True)
-    assert not suspicion.may_have_alone(second, "c")
+        quarantine.submit(one, engine("a"))
+        quarantine.die(one)
+    quarantine.submit(first, engine("b"), isolated=True)
+    assert not quarantine.may_retry_isolated(second, "c")
     with pytest.raises(NotReady):
-        suspicion.enter(K)
-    suspicion.finish(first)
-    assert suspicion.may_have_alone(second, "c")
-    suspicion.enter(K)
+        quarantine.enter(K)
+    quarantine.finish(first)
+    assert quarantine.may_retry_isolated(second, "c")
+    quarantine.enter(K)
 
 
-def under_way_when_a_died(suspicion: Suspicion) -> list[Suspect]:
+def under_way_when_a_died(quarantine: Quarantine) -> list[Suspect]:
     """An innocent request and a killer, which were both there."""
-    both = [suspicion.enter(INNOCENT), suspicion.enter(K)]
+    both = [quarantine.enter(INNOCENT), quarantine.enter(K)]
     for one in both:
-        suspicion.submit(one, engine("a"))
+        quarantine.submit(one, engine("a"))
     for one in both:
-        suspicion.die(one)
+        quarantine.die(one)
     return both
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_an_engine_that_a_lone_suspect_killed_is_no_second_strike_for_others(order: tuple[int, int]) -> None:
     """Whoever is told first. The other had been under way with it before, and had begun to answer."""
-    suspicion = Suspicion(now=lambda: 0.0)
-    both = under_way_when_a_died(suspicion)
-    suspicion.submit(both[0], engine("b"), alone=True)
-    assert not suspicion.may_have_alone(both[1], "b")
-    suspicion.begin_answer(both[0])
-    suspicion.submit(both[1], engine("b"), alone=True)
+    quarantine = Quarantine(now=lambda: 0.0)
+    both = under_way_when_a_died(quarantine)
+    quarantine.submit(both[0], engine("b"), isolated=True)
+    assert not quarantine.may_retry_isolated(both[1], "b")
+    quarantine.begin_answer(both[0])
+    quarantine.submit(both[1], engine("b"), isolated=True)
     for number in order:
-        suspicion.die(both[number])
-    assert (suspicion.strikes(INNOCENT), suspicion.strikes(K)) == (1, 2)
+        quarantine.die(both[number])
+    assert (quarantine.strikes(INNOCENT), quarantine.strikes(K)) == (1, 2)
 
 
-class Hasty(Suspicion):
-    """The mutant: whoever is alone at an engine that dies gets a strike, also who came when it was dead."""
+class Hasty(Quarantine):
+    """The mutant: an isolated request at an engine that dies gets a strike, also one that came when it was dead."""
 
     def die(self, suspect: Suspect) -> None:
         self._blamed.clear()
         super().die(suspect)
 
 
-@pytest.mark.parametrize(("kind", "strikes"), [(Suspicion, 1), (Hasty, 2)])
+@pytest.mark.parametrize(("kind", "strikes"), [(Quarantine, 1), (Hasty, 2)])
 def test_who_comes_to_an_engine_that_has_just_died_of_another_gets_no_second_strike(
-    kind: type[Suspicion], strikes: int
+    kind: type[Quarantine], strikes: int
 ) -> None:
     """That the killer's request has failed is known a moment before its worker is gone."""
-    suspicion = kind(now=lambda: 0.0)
-    both = under_way_when_a_died(suspicion)
-    suspicion.submit(both[1], engine("b"), alone=True)
-    suspicion.die(both[1])
-    assert suspicion.may_have_alone(both[0], "b"), "nobody is there any more"
-    suspicion.submit(both[0], engine("b"), alone=True)
-    suspicion.die(both[0])
-    assert (suspicion.strikes(INNOCENT), suspicion.strikes(K)) == (strikes, 2)
+    quarantine = kind(now=lambda: 0.0)
+    both = under_way_when_a_died(quarantine)
+    quarantine.submit(both[1], engine("b"), isolated=True)
+    quarantine.die(both[1])
+    assert quarantine.may_retry_isolated(both[0], "b"), "nobody is there any more"
+    quarantine.submit(both[0], engine("b"), isolated=True)
+    quarantine.die(both[0])
+    assert (quarantine.strikes(INNOCENT), quarantine.strikes(K)) == (strikes, 2)
 
 
 def test_content_is_of_a_tenant_and_not_of_its_sampling_parameters_or_salt() -> None:
@@ -249,8 +251,8 @@ def test_content_is_of_a_tenant_and_not_of_its_sampling_parameters_or_salt() -> 
 
 
 def test_the_strikes_of_one_tenant_forget_nothing_of_another() -> None:
-    suspicion = Suspicion(now=lambda: 0.0)
+    quarantine = Quarantine(now=lambda: 0.0)
     for number, content in enumerate([K, *(Content("many", n) for n in range(256)), K]):
         suspect = Suspect(content, engine("a", number))
-        suspicion.die(suspect)
-    assert suspicion.strikes(K) == 2
+        quarantine.die(suspect)
+    assert quarantine.strikes(K) == 2

@@ -12,13 +12,13 @@ from semel.cli.checks.finding import Finding
 from semel.errors import ConfigError
 from semel.processing.folder import read_config
 
-__all__ = ["check_row"]
+__all__ = ["check_compatibility"]
 
 _WHAT: Final = "tested"
 _REMEDY: Final = "`semel verify MODEL` compares it with bare vLLM on this machine"
 
 
-def check_row(model: str) -> Iterator[Finding]:
+def check_compatibility(model: str) -> Iterator[Finding]:
     """What is known of a model in a folder; nothing for a name of the hub, which nothing here reads."""
     folder = Path(model).expanduser()
     if not (folder / "config.json").is_file():

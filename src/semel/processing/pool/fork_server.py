@@ -1,7 +1,7 @@
-"""The pool's side of `template_child`: starts it, orders forks of it, and learns how they end.
+"""The pool's side of `fork_server_child`: starts it, orders forks of it, and learns how they end.
 
-Pool processes live on when their template dies: they have a pipe of their own to the pool. The next one that is needed
-comes from another template. Where a template cannot fork, as with an allocator that starts threads, each process is
+Pool processes live on when their fork server dies: they have a pipe of their own to the pool. The next one that is
+needed comes from another fork server. Where none can fork, as with an allocator that starts threads, each process is
 started as a program instead.
 """
 
@@ -22,17 +22,17 @@ from typing import Final, Self
 from semel.errors import ServiceError
 from semel.processing.pool.command import CANNOT_FORK, log_words, start
 
-__all__ = ["LOST_STATUS", "ForkedProcess", "Template"]
+__all__ = ["LOST_STATUS", "ForkServer", "ForkedProcess"]
 
 LOST_STATUS: Final = 255
-"""The exit status of a process whose template died before it and could not tell; asyncio says the same."""
+"""The exit status of a process whose fork server died before it and could not tell; asyncio says the same."""
 
-_MODULE: Final = "semel.processing.pool.template_child"
+_MODULE: Final = "semel.processing.pool.fork_server_child"
 _PROGRAM: Final = "semel.processing.pool.preloaded_child"
 _START_TIMEOUT_S: Final = 600.0
 _END_TIMEOUT_S: Final = 5.0
 _MAX_CRASHES: Final = 8
-"""Forks have the addresses of their template. Whoever guesses them, by crash after crash, has so many tries."""
+"""Forks have the addresses of their fork server. An attacker that guesses them, crash by crash, has so many tries."""
 
 _MESSAGE_BYTES: Final = 32
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class ForkedProcess:
-    """A process that a template has forked: what `asyncio.subprocess.Process` is of one that we started."""
+    """A process that a fork server has forked: what `asyncio.subprocess.Process` is of one that we started."""
 
     def __init__(self, pid: int, descriptor: int, status: socket.socket) -> None:
         self.pid = pid
@@ -51,7 +51,7 @@ class ForkedProcess:
 
     @classmethod
     async def of(cls, status: socket.socket) -> Self | None:
-        """The process that reports on this socket; None if there is none."""
+        """Return the process that reports on this socket; None if there is none."""
         await _readable(status.fileno())
         data, descriptors, *_ = socket.recv_fds(status, _MESSAGE_BYTES, 1)
         if not data:
@@ -79,7 +79,7 @@ class ForkedProcess:
                 async with asyncio.timeout(_END_TIMEOUT_S):
                     await _readable(self._status.fileno())
                     self.returncode = int(self._status.recv(_MESSAGE_BYTES))
-            except (OSError, ValueError):  # the template has died, or does not say
+            except (OSError, ValueError):  # the fork server has died, or does not say
                 self.returncode = LOST_STATUS
             return self.returncode
         finally:
@@ -87,8 +87,8 @@ class ForkedProcess:
             os.close(self._descriptor)
 
 
-class Template:
-    """Where the processes of a pool come from. It is started for the first of them, and anew if it has died."""
+class ForkServer:
+    """The source of a pool's processes. It is started for the first of them, and again if it has died."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder  # of the model whose processor they will load
@@ -109,7 +109,7 @@ class Template:
     ) -> ForkedProcess | None:
         """A process with these descriptors, and with these words for arguments; None if it has to be started instead.
 
-        The template imports its libraries first, if it has not; in the background it leaves the processors to others.
+        The fork server imports its libraries first, if it has not; in the background it leaves the cores to others.
         """
         async with self._turn:
             if not self._can_fork:
@@ -122,12 +122,12 @@ class Template:
                 raise ServiceError(f"a preprocessing process was not forked within {_START_TIMEOUT_S:g} s") from None
             if forked is None and (status := await self._drop()) != CANNOT_FORK:
                 # Not tried again with the same pipe: it may have forked before it died.
-                raise ServiceError(f"the template of preprocessing processes died with status {status}")
+                raise ServiceError(f"the fork server of preprocessing processes died with status {status}")
             self._can_fork = forked is not None
             return forked
 
     def count_crash(self) -> None:
-        """A process that it has forked has crashed: after some, the next ones come from another template."""
+        """Count a crash of a forked process: after some, the next ones come from another fork server."""
         self._crashes += 1
         if self._crashes >= _MAX_CRASHES:
             self._retire()
@@ -142,11 +142,11 @@ class Template:
     async def _fork(
         self, descriptors: Sequence[int], words: Sequence[str], *, in_background: bool
     ) -> ForkedProcess | None:
-        """Order a process; None if the template ends instead."""
+        """Order a process; None if the fork server ends instead."""
         try:
             status = _send_order(await self._running(in_background=in_background), descriptors, words)
         except ConnectionError:  # it died before
-            logger.warning("the template of preprocessing processes has died; starting another")
+            logger.warning("the fork server of preprocessing processes has died; starting another")
             await self._drop()
             status = _send_order(await self._running(in_background=in_background), descriptors, words)
         try:
@@ -159,7 +159,7 @@ class Template:
         return forked
 
     async def _running(self, *, in_background: bool) -> socket.socket:
-        """Where to send an order; starts the template if there is none."""
+        """Return where to send an order; starts the fork server if there is none."""
         if self._orders is not None and self.pid is not None:
             return self._orders
         self._retire()
@@ -193,7 +193,7 @@ class Template:
 
 
 def _send_order(orders: socket.socket, descriptors: Sequence[int], words: Sequence[str]) -> socket.socket:
-    """Where the process will report that is ordered here."""
+    """Return where the process will report that is ordered here."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with theirs:

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from semel.render.media.long_string import LongString
+from semel.render.media.source import LongString
 
-__all__ = ["is_cheap", "run"]
+__all__ = ["is_cheap", "run_if_heavy"]
 
 _T = TypeVar("_T")
 
@@ -18,7 +18,7 @@ _MAX_NODES: Final = 128
 
 
 def is_cheap(*values: object) -> bool:
-    """Whether the JSON in these values has few nodes, little text, and only short data URLs."""
+    """Return whether the JSON in these values has few nodes, little text, and only short data URLs."""
     text = media = nodes = 0
     pending: list[object] = list(values)
     while pending:
@@ -40,6 +40,6 @@ def is_cheap(*values: object) -> bool:
     return True
 
 
-async def run(work: Callable[[], _T], *, light: bool) -> _T:
+async def run_if_heavy(work: Callable[[], _T], *, light: bool) -> _T:
     """Run the work here if it is light, otherwise in a thread, where it does not block the event loop."""
     return work() if light else await asyncio.to_thread(work)

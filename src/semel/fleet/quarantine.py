@@ -1,10 +1,10 @@
 """Requests that were under way when an engine died, of which one may have killed it (threats S22). Pure: no clock.
 
-Who was under way gets a strike. It may go elsewhere once and *alone*: until its first output, no other such request is
-at the same engine. If that engine dies too, it is the lone request that gets the second strike; without one, all that
-were there. With two strikes, of two engines, a tenant's content is refused for 10 minutes. An answer that comes to its
-end clears its content. Content that has a strike is answered one at a time, and others with it wait: a client that
-sends again what is on trial must not kill a third engine with it.
+A request that was under way gets a strike. It gets one *isolated retry* elsewhere: until its first output, no other
+such request is at the same engine. If that engine dies too, the isolated request gets the second strike; without one,
+all that were there. With two strikes, of two engines, a tenant's content is refused for 10 minutes. An answer that
+comes to its end clears its content. Content that has a strike is answered one at a time, and others with it wait: a
+client that sends the same again must not kill a third engine with it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final, NamedTuple
 from semel.core import LruMap, Submission, tenant_name
 from semel.errors import NotReady, RequestQuarantined
 
-__all__ = ["ALONE_S", "KEEP_S", "MAX_STRIKES", "Content", "EngineRun", "Suspect", "Suspicion"]
+__all__ = ["IDLE_WORKER_TIMEOUT_S", "KEEP_S", "MAX_STRIKES", "Content", "EngineRun", "Quarantine", "Suspect"]
 
 KEEP_S: Final = 600.0
-"""How long a strike counts, and how long content with two of them is refused."""
+"""The time for which a strike counts, and for which content with two of them is refused."""
 
 MAX_STRIKES: Final = 2
-ALONE_S: Final = 30.0
-"""How long a request waits for an engine that it can have alone."""
+IDLE_WORKER_TIMEOUT_S: Final = 30.0
+"""The longest wait for an engine that no other suspect is at."""
 
 _MAX_TENANTS: Final = 256
 _MAX_CONTENTS: Final = 256
@@ -41,11 +41,11 @@ class EngineRun(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a request is made of, whatever its sampling parameters."""
+    """The tenant, prompt and items of a request, whatever its sampling parameters."""
 
     tenant: str
     hash: int
-    """Not cryptographic, and so ten times as fast: whoever finds two contents with the same one is their own tenant."""
+    """Not cryptographic, and so ten times as fast: only a tenant's own contents can collide."""
 
     @classmethod
     def of(cls, submission: Submission) -> Content:
@@ -61,9 +61,9 @@ class Suspect:
 
     content: Content
     engine: EngineRun | None = None
-    """Where it is under way."""
+    """The one that it is under way at."""
 
-    is_alone: bool = False
+    is_isolated: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -74,40 +74,40 @@ class _Record:
     """The engines that died with it under way."""
 
     until: float = 0.0
-    trial: Suspect | None = None
+    isolated_retry: Suspect | None = None
     """The request that has it now; others wait for its end."""
 
 
-class Suspicion:
-    """Which content has been under way when engines died, and which engines a suspect has alone."""
+class Quarantine:
+    """Contents that were under way when engines died, and the engines that are reserved for isolated retries."""
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._tenants: LruMap[str, LruMap[int, _Record]] = LruMap(_MAX_TENANTS)
         self._lanes: dict[str, Suspect] = {}
-        """By worker, the suspect that has its engine alone."""
+        """By worker, the suspect that its engine is reserved for."""
 
         self._blamed: LruMap[EngineRun, bool] = LruMap(_MAX_ENGINES)
-        """Engines that died of a lone suspect: nobody else that had a strike gets another for it."""
+        """Engines that died of an isolated suspect: nobody else that had a strike gets another for it."""
 
     def strikes(self, content: Content) -> int:
-        """How many engines have died with this content under way."""
+        """Count the engines that have died with this content under way."""
         record = self._record(content)
         return 0 if record is None else len(record.engines)
 
-    def is_on_trial(self, content: Content) -> bool:
-        """Whether a request with this content, which has a strike, is under way: others with it wait for its end."""
+    def has_isolated_retry(self, content: Content) -> bool:
+        """Return whether a request with this content, which has a strike, is under way: others wait for its end."""
         record = self._record(content)
-        return record is not None and record.trial is not None
+        return record is not None and record.isolated_retry is not None
 
     def enter(self, content: Content) -> Suspect:
-        """A request is about to be submitted; raises if its content is refused, or on trial."""
+        """Begin a request; raises if its content is refused, or is being retried."""
         suspect = Suspect(content)
         self.check_strikes(suspect)
         if (record := self._record(content)) is not None:
-            if record.trial is not None:
+            if record.isolated_retry is not None:
                 raise NotReady("the same request was under way when an engine died, and is tried now; try again soon")
-            record.trial = suspect
+            record.isolated_retry = suspect
         return suspect
 
     def check_strikes(self, suspect: Suspect) -> None:
@@ -120,57 +120,57 @@ class Suspicion:
                 retry_after_s=left_s,
             )
 
-    def may_have_alone(self, suspect: Suspect, worker: str) -> bool:
-        """Whether no other suspect is at a worker's engine, and none with the same content on trial."""
+    def may_retry_isolated(self, suspect: Suspect, worker: str) -> bool:
+        """Return whether no other suspect is at a worker's engine, and none with the same content is retried."""
         record = self._record(suspect.content)
         is_free = self._lanes.get(worker) in (None, suspect)
-        return is_free and (record is None or record.trial in (None, suspect))
+        return is_free and (record is None or record.isolated_retry in (None, suspect))
 
-    def submit(self, suspect: Suspect, engine: EngineRun, *, alone: bool = False) -> None:
-        """It goes to an engine; `alone` if it was under way when another one died."""
+    def submit(self, suspect: Suspect, engine: EngineRun, *, isolated: bool = False) -> None:
+        """Note that it goes to an engine; `isolated` if it was under way when another one died."""
         self._let_go(suspect)
         suspect.engine = engine
-        if alone:
-            assert self.may_have_alone(suspect, engine.worker), "the engine is not free"
-            suspect.is_alone = True
+        if isolated:
+            assert self.may_retry_isolated(suspect, engine.worker), "the engine is not free"
+            suspect.is_isolated = True
             self._lanes[engine.worker] = suspect
             if (record := self._record(suspect.content)) is not None:
-                record.trial = suspect
+                record.isolated_retry = suspect
 
     def begin_answer(self, suspect: Suspect) -> None:
-        """Its first output has come: the next suspect may have the engine."""
+        """Note that its first output has come: the next suspect may have the engine."""
         self._let_go(suspect)
 
     def finish(self, suspect: Suspect) -> None:
-        """Its answer is complete: nothing is wrong with it."""
+        """Clear its content: its answer is complete."""
         if (contents := self._tenants.peek(suspect.content.tenant)) is not None:
             contents.pop(suspect.content.hash)
         self.leave(suspect)
 
     def die(self, suspect: Suspect) -> None:
-        """The engine that it was under way at has died."""
-        engine, was_alone = suspect.engine, suspect.is_alone
+        """Note that the engine that it was under way at has died."""
+        engine, was_isolated = suspect.engine, suspect.is_isolated
         if engine is None:
             return
-        is_anothers = engine in self._blamed or (not was_alone and engine.worker in self._lanes)
-        if was_alone:
+        is_anothers = engine in self._blamed or (not was_isolated and engine.worker in self._lanes)
+        if was_isolated:
             self._blamed.put(engine, True)
         if not (is_anothers and self.strikes(suspect.content)):
             self._strike(suspect.content, engine)
         self.leave(suspect)
 
     def leave(self, suspect: Suspect) -> None:
-        """It is not under way any more."""
+        """End it: it is not under way any more."""
         self._let_go(suspect)
         suspect.engine = None
         record = self._record(suspect.content)
-        if record is not None and record.trial is suspect:
-            record.trial = None
+        if record is not None and record.isolated_retry is suspect:
+            record.isolated_retry = None
 
     def _let_go(self, suspect: Suspect) -> None:
-        if suspect.is_alone and suspect.engine is not None:
+        if suspect.is_isolated and suspect.engine is not None:
             del self._lanes[suspect.engine.worker]
-        suspect.is_alone = False
+        suspect.is_isolated = False
 
     def _strike(self, content: Content, engine: EngineRun) -> None:
         record = self._record(content) or _Record()

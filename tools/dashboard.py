@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 
 __all__ = ["PANELS", "Panel", "dashboard"]
 
@@ -17,7 +17,7 @@ _WIDTH: Final = 8
 _HEIGHT: Final = 7
 _COLUMNS: Final = 3
 _LEGEND: Final = {"displayMode": "table", "placement": "right", "showLegend": True, "calcs": ["lastNotNull"]}
-"""Beside the curves, with the last value of each."""
+"""Next to the curves, with the last value of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Panel:
 
 
 def _rate(metric: Metric, by: str = "", only: str = "") -> str:
-    """How much a second."""
+    """Return how much a second."""
     return f"sum{f' by ({by}) ' if by else ''}(rate({metric.name}{only}[$__rate_interval]))"
 
 
@@ -166,7 +166,7 @@ PANELS: Final = (
 
 
 def dashboard() -> str:
-    """The dashboard in Grafana's JSON, ready for import."""
+    """Return the dashboard in Grafana's JSON, ready for import."""
     panels = [_panel(number, panel) for number, panel in enumerate(PANELS)]
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     body = {

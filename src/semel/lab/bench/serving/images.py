@@ -1,4 +1,4 @@
-"""Pictures that are new to every server, and the requests with them. Pure: a function of the run's seed."""
+"""Images that are new to every server, and the requests with them. Pure: a function of the run's seed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pybase64
 from PIL import Image
 
-__all__ = ["Pictures", "Size", "chat", "image_part", "text_part"]
+__all__ = ["Images", "Size", "chat", "image_part", "text_part"]
 
-_CELL = 1_024 / 88  # pixels of the picture per pixel of noise: a JPEG of 1024×1024 has about 260 KB
+_CELL = 1_024 / 88  # pixels of the image per pixel of noise: a JPEG of 1024×1024 has about 260 KB
 _QUALITY = 90
 
 
 class Size(Enum):
-    """The size of a picture: width and height."""
+    """The size of an image: width and height."""
 
     SMALL = (112, 112)
     SQUARE = (1_024, 1_024)
@@ -28,14 +28,14 @@ class Size(Enum):
 
 
 @dataclass(slots=True)
-class Pictures:
-    """Draws pictures, each different from all before. Another seed gives others, so a server can be reused."""
+class Images:
+    """Draws images, each different from all before. Another seed gives others, so a server can be reused."""
 
     seed: int
     drawn: int = 0
 
     def draw(self, size: Size) -> bytes:
-        """A new picture as JPEG."""
+        """Return a new image as JPEG."""
         self.drawn += 1
         width, height = size.value
         noise = (round(width / _CELL), round(height / _CELL))
@@ -47,18 +47,18 @@ class Pictures:
 
 
 def image_part(data: bytes, kind: str = "jpeg") -> dict[str, Any]:
-    """A picture as part of a message."""
+    """Return an image as part of a message."""
     url = f"data:image/{kind};base64,{pybase64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text as part of a message."""
+    """Return a text as part of a message."""
     return {"type": "text", "text": text}
 
 
 def chat(*contents: Sequence[dict[str, Any]] | str, **fields: object) -> bytes:
-    """A request with these messages; roles alternate, and the user's message is the first."""
+    """Return a request with these messages; roles alternate, and the user's message is the first."""
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
     return json.dumps({"messages": messages, "temperature": 0.0, "max_tokens": 1, **fields}).encode()
