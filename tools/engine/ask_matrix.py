@@ -9,7 +9,7 @@
 
 Each side is asked sixteen probes, then random requests all at once, a tenth of which is aborted, with an encoder cache
 and an item cache that have no room for all images. Fails if an answer of semel's is not bare vLLM's, if a planted
-fault is not found in the answers, if lazy transfer is on where it should be off or the reverse, or if segments of shared
+fault is not found in the answers, if lazy transfer is on where it should be off or not, or if segments of shared
 memory are left.
 """
 

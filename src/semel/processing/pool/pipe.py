@@ -82,10 +82,7 @@ __all__ = [
     "Work",
     "Write",
     "decode_answer",
-    "decode_error",
-    "decode_feature",
     "decode_order",
-    "decode_pieces",
     "encode",
     "encode_pieces",
     "encode_work",
@@ -530,10 +527,10 @@ def encode_pieces(item: int, pieces: Pieces) -> ClipPieces:
     return ClipPieces(item, pieces.samples, pieces.sampling_rate, tuple(map(len, pieces.files)))
 
 
-def to_pieces(heard: ClipPieces, payload: memoryview) -> Pieces:
+def to_pieces(described: ClipPieces, payload: memoryview) -> Pieces:
     """Return the pieces over a payload, without a copy."""
-    ends = list(accumulate(heard.sizes))
-    if min((*heard.sizes, heard.samples, heard.sampling_rate)) < 1 or not ends:
+    ends = list(accumulate(described.sizes))
+    if min((*described.sizes, described.samples, described.sampling_rate)) < 1 or not ends:
         raise ProtocolError("a pool process cut a clip into nothing")
     fixed = payload.toreadonly()
     spans = zip([0, *ends], ends, strict=False)

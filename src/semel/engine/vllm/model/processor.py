@@ -17,7 +17,7 @@ from typing import Any, Self
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.compat.versions import check_processor
 from semel.engine.vllm.model.assembly import Assembler
-from semel.engine.vllm.model.item import lay_out, make_item, parse
+from semel.engine.vllm.model.item import lay_out, make_item, parse, to_tensors
 from semel.engine.vllm.model.prompt_rules import supported_modalities
 from semel.engine.vllm.model.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
@@ -153,7 +153,7 @@ class VllmProcessor:
         items, item = self._call(modality, decoded, options or {})
         layout = self._layout(modality, items, item, options or {})
         pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
-        return Feature(modality, tensors_of(item), layout, to_origin(modality, pixels, options or {}, metadata))
+        return Feature(modality, to_tensors(item), layout, to_origin(modality, pixels, options or {}, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """Return the layout of the feature that `process` would make."""
