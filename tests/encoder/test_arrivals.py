@@ -2,7 +2,7 @@
 
 `ArrivalWorld` is the world of `test_transfers` with requests that live for several steps, and a lender, who fills
 blocks behind the shelf's and scribbles over them as soon as a ticket is done. Whatever a rank loads must still be whole
-and of these weights. hypothesis drives it, and so does chance. Broken arrivals are driven in the same way, and found.
+and of these weights. Chance drives it, by a seed. Broken arrivals are driven in the same way, and found.
 """
 
 from __future__ import annotations
@@ -12,25 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    initialize,
-    precondition,
-    rule,
-)
 
 from semel.core import Arrival, Digest
 from semel.encoder import Arrivals, Key, Report, Saved, Shelf, Slot, Step, Transfers
 from semel.encoder.extents import FreeExtents
-from tests.effort import examples
-from tests.encoder.test_transfers import FATES, KEYS, PATIENCE, CopyMachine, World, blocks_of, size_of
+from tests.encoder.test_transfers import FATES, KEYS, PATIENCE, World, blocks_of, size_of
+from tests.encoder.test_transfers import MUTANTS as TRANSFER_MUTANTS
 
 STAGING = 10
 DIGEST = Digest(bytes(32))
 LENGTH = 10
 """Tokens of an item."""
-
-steps = {"arrivals": 0}
 
 
 class ArrivalWorld(World):
@@ -43,9 +35,10 @@ class ArrivalWorld(World):
         *,
         is_async: bool,
         arrivals_class: type[Arrivals] = Arrivals,
+        shelf_class: type[Shelf] = Shelf,
         transfers_class: type[Transfers] = Transfers,
     ) -> None:
-        super().__init__(blocks, ranks, is_async=is_async)
+        super().__init__(blocks, ranks, is_async=is_async, shelf_class=shelf_class)
         self.used: list[int] = []
         patience = PATIENCE if is_async else None
         self.transfers = transfers_class(self.shelf, ranks=ranks, patience=patience, adopts=not is_async)
@@ -148,47 +141,11 @@ class ArrivalWorld(World):
         self.arrivals.forget_all()
         assert not any(self.came.values())
 
-    def check(self) -> None:
-        super().check()
-        steps["arrivals"] += 1
-
     def finish(self) -> None:
         for name in list(self.needs):
             self.end_request(name)
         super().finish()
         assert (self.lent, self.lender.free) == ({}, STAGING), "every ticket is done in the end"
-
-
-requests = st.lists(st.sampled_from(KEYS), min_size=1, max_size=3, unique=True)
-
-
-class ArrivalMachine(CopyMachine):
-    world: ArrivalWorld
-
-    @initialize(blocks=st.integers(3, 12), ranks=st.integers(1, 4), is_async=st.booleans())
-    def start(self, blocks: int, ranks: int, is_async: bool) -> None:
-        self.world = ArrivalWorld(blocks, ranks, is_async=is_async)
-
-    @rule(keys=requests, fetched=st.sets(st.sampled_from(KEYS)))
-    def come(self, keys: list[int], fetched: set[int]) -> None:
-        self.world.come(keys, fetched)
-
-    @precondition(lambda self: self.world.needs)
-    @rule(data=st.data(), fails=st.booleans())
-    def step(self, data: st.DataObject, fails: bool) -> None:
-        names = st.sampled_from(sorted(self.world.needs))
-        fates = data.draw(st.dictionaries(names, st.booleans(), min_size=1, max_size=3))
-        self.world.step(fates, fails=fails)
-
-    @precondition(lambda self: self.world.needs)
-    @rule(data=st.data(), computed=st.integers(0, 3 * LENGTH))
-    def advance(self, data: st.DataObject, computed: int) -> None:
-        self.world.advance(data.draw(st.sampled_from(sorted(self.world.needs))), computed)
-
-    @precondition(lambda self: self.world.needs)
-    @rule(data=st.data())
-    def end_request(self, data: st.DataObject) -> None:
-        self.world.end_request(data.draw(st.sampled_from(sorted(self.world.needs))))
 
 
 def storm(world: ArrivalWorld, rng: random.Random, rounds: int) -> None:
@@ -244,22 +201,14 @@ def storms(count: int, **classes: Any) -> Iterator[ArrivalWorld]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("runs", [examples(100), pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.nightly])])
+@pytest.mark.parametrize("runs", [200, pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_what_came_is_loaded_for_its_request_once_and_lent_until_every_rank_has_it(runs: int) -> None:
-    before = steps["arrivals"]
-    ArrivalMachine.drive(runs)
-    if runs == 2_000:
-        assert steps["arrivals"] - before >= 20_000
-
-
-def test_in_forty_thousand_steps_by_chance_nothing_wrong_is_loaded_and_much_comes() -> None:
-    before = steps["arrivals"]
-    worlds = list(storms(200))
-    assert steps["arrivals"] - before >= 40_000
+    worlds = list(storms(runs))
     counts = [world.transfers.counts for world in worlds]
     assert sum(one.arrivals for one in counts) > 500
     assert sum(one.loads for one in counts) > 1_000
     assert sum(one.saves for one in counts) > 500
+    assert min(sum(one.lost for one in counts), sum(world.shelf.counts.evictions for world in worlds)) > 10
 
 
 class DoneWhenUsed(Arrivals):
@@ -308,14 +257,6 @@ class UsedTwice(Arrivals):
         return self._waiting[request][key][0]
 
 
-class FirstRankOnly(Transfers):
-    """One rank's report ends a load."""
-
-    def _end_load(self, transfer: int, rank: int) -> None:  # noqa: ARG002
-        for number in range(self._ranks):
-            super()._end_load(transfer, number)
-
-
 class ForgottenWhenPreempted(Transfers):
     """What a step allocated and did not schedule is dropped."""
 
@@ -332,22 +273,17 @@ class Unforgetting(Arrivals):
     def forget_all(self) -> None: ...
 
 
-MUTANTS = [
-    DoneWhenUsed,
-    DoneWithItsRequest,
-    ForAnyRequest,
-    UsedTwice,
-    FirstRankOnly,
-    ForgottenWhenPreempted,
-    Unforgetting,
-]
+MUTANTS = (
+    *TRANSFER_MUTANTS,
+    *(DoneWhenUsed, DoneWithItsRequest, ForAnyRequest, UsedTwice, ForgottenWhenPreempted, Unforgetting),
+)
 
 
 @pytest.mark.parametrize("broken", MUTANTS)
-def test_mutant_broken_arrivals_are_found(broken: type) -> None:
-    name = "arrivals_class" if issubclass(broken, Arrivals) else "transfers_class"
-    with pytest.raises((AssertionError, KeyError)):
-        for _ in storms(400, **{name: broken}):
+def test_mutant_broken_shelves_transfers_and_arrivals_are_found(broken: type) -> None:
+    kind = next(kind for kind in (Arrivals, Shelf, Transfers) if issubclass(broken, kind))
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        for _ in storms(400, **{f"{kind.__name__.lower()}_class": broken}):
             pass
 
 
