@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 
 from semel.engine.vllm.compat.versions import installed_version
 from semel.lab.testing.models import build
-from tests.cli.mistakes import MISTAKES, Mistake, Said, Side, run
+from tools.start_mistakes import MISTAKES, Mistake, Said, Side, run
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "project" / "mistakes.md"

@@ -78,13 +78,6 @@ def test_what_put_returns_is_the_feature_that_was_given_D4(cache: Cache) -> None
     assert_equal(cache.put(digest_of(1), feature_of(1, 100, 0, 7)), 1, (100, 0, 7))
 
 
-def test_what_was_put_is_got_D4(holding: Cache) -> None:
-    stored = holding.put(digest_of(1), feature_of(1, 100, 0, 7))
-    assert digest_of(1) in holding
-    assert holding.get(digest_of(1)) is stored
-    assert len(holding) == 1
-
-
 def test_nothing_is_held_where_there_is_no_cache_D4() -> None:
     cache = NoCache()
     given = feature_of(1, 10)
@@ -100,25 +93,6 @@ def test_a_feature_larger_than_the_cache_is_used_as_it_is_and_evicts_nothing_D4(
     assert digest_of(2) not in cache
     assert len(cache) == held
     assert cache.evictions == 0
-
-
-def test_the_first_under_a_digest_stays_D4(holding: Cache) -> None:
-    first = holding.put(digest_of(1), feature_of(1, 100))
-    assert holding.put(digest_of(1), feature_of(2, 50)) is first
-    assert len(holding) == 1
-
-
-def test_looking_whether_it_is_there_changes_no_order_and_getting_does_D4(holding: Cache) -> None:
-    for number in range(2):
-        holding.put(digest_of(number), feature_of(number, 512))
-    assert digest_of(0) in holding
-    holding.put(digest_of(2), feature_of(2, 512))
-    assert digest_of(0) not in holding
-    holding.get(digest_of(1))
-    holding.put(digest_of(3), feature_of(3, 512))
-    assert digest_of(1) in holding
-    assert digest_of(2) not in holding
-    assert holding.evictions == 2
 
 
 def test_dtypes_and_shapes_survive_also_of_views_over_larger_elements_D4(cache: Cache) -> None:
@@ -166,61 +140,6 @@ def test_a_tenant_that_floods_evicts_nothing_of_another_within_its_share_S21(hol
 def test_mutant_one_order_for_all_tenants_evicts_it() -> None:
     with pytest.raises(AssertionError):
         check_that_a_flood_evicts_nothing_within_a_share(PlainLru(CAPACITY))
-
-
-def test_alone_a_tenant_has_everything_and_yields_down_to_its_share_oldest_first_S21(holding: Cache) -> None:
-    assert put_all(holding, "A", range(16)) == 16
-    assert holding.nbytes_of("A") == CAPACITY
-    assert put_all(holding, "B", range(100, 108)) == 8
-    assert [number for number in range(16) if digest_of(number) in holding] == [*range(8, 16)]
-    assert put_all(holding, "B", range(108, 116)) == 8
-    assert not any(digest_of(number) in holding for number in range(100, 108)), "now it evicts its own"
-    assert put_all(holding, "C", range(200, 205)) == 5
-    assert sorted(map(holding.nbytes_of, "ABC")) == [320, 320, 384]
-
-
-def test_whoever_has_the_most_yields_also_to_a_feature_larger_than_a_share_S21(holding: Cache) -> None:
-    put_all(holding, "B", range(1))
-    put_all(holding, "C", range(1, 2))
-    put_all(holding, "A", range(100, 114))
-    large = feature_of(50, 448)  # a share has 341 bytes
-    holding.put(digest_of(50), large, tenant="B")
-    assert digest_of(50) in holding
-    assert [holding.nbytes_of(tenant) for tenant in "BC"] == [448, 64], "it had to evict its own as well"
-    assert holding.nbytes_of("A") >= 448
-
-
-def test_what_is_larger_than_its_tenant_can_have_is_used_as_it_is_and_evicts_nothing_S21(holding: Cache) -> None:
-    put_all(holding, "A", range(8))
-    put_all(holding, "B", range(100, 108))
-    given = feature_of(50, 576)
-    assert holding.put(digest_of(50), given, tenant="B") is given
-    assert (len(holding), holding.evictions) == (16, 0)
-
-
-def test_a_tenant_that_asks_for_nothing_any_more_is_entitled_to_nothing_S21(holding: Cache, clock: Clock) -> None:
-    for tenant, number in (("A", 0), ("B", 100), ("C", 200)):
-        put_all(holding, tenant, range(number, number + 5))
-        clock.now_s += 1
-    clock.now_s = IDLE_S + 0.5
-    holding.get(digest_of(200))
-    put_all(holding, "D", range(300, 306))
-    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABCD"] == [0, 5, 5, 6], "those of A go first"
-    clock.now_s += 1
-    put_all(holding, "D", range(306, 311))
-    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABCD"] == [0, 0, 5, 11]
-    put_all(holding, "D", range(311, 320))
-    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABCD"] == [0, 0, 5, 11], "C has used something since"
-
-
-def test_of_those_that_ask_for_nothing_whoever_did_longest_ago_yields_first_S21(holding: Cache, clock: Clock) -> None:
-    put_all(holding, "A", range(8))
-    put_all(holding, "B", range(100, 108))
-    clock.now_s = 1
-    holding.get(digest_of(0))
-    clock.now_s = 2 * IDLE_S
-    put_all(holding, "C", range(200, 204))
-    assert [holding.nbytes_of(tenant) // 64 for tenant in "ABC"] == [8, 4, 4]
 
 
 def test_nothing_is_kept_of_tenants_whose_features_are_gone(holding: Cache) -> None:

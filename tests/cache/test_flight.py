@@ -46,51 +46,6 @@ async def test_equal_work_in_flight_is_done_once_D3() -> None:
     assert len(flight) == 0
 
 
-async def test_nothing_is_remembered_D3() -> None:
-    flight, gate = Flight[str, int](), Gate()
-    for number in range(3):
-        task = asyncio.create_task(flight.do("a", gate.work))
-        await settle()
-        gate.ends[number].set_result(number)
-        assert await task == number
-    assert (gate.begun, flight.joined) == (3, 0)
-
-
-async def test_a_cancelled_leader_does_not_stop_those_who_joined_D3() -> None:
-    flight, gate = Flight[str, int](), Gate()
-    leader, joined = (asyncio.create_task(flight.do("a", gate.work)) for _ in range(2))
-    await settle()
-    leader.cancel()
-    await settle()
-    assert leader.cancelled()
-    gate.ends[0].set_result(1)
-    assert await joined == 1
-    assert gate.stopped == 0
-
-
-async def test_work_that_nobody_waits_for_is_stopped_and_the_next_caller_begins_anew_D3() -> None:
-    flight, gate = Flight[str, int](), Gate()
-    tasks = [asyncio.create_task(flight.do("a", gate.work)) for _ in range(2)]
-    await settle()
-    for task in tasks:
-        task.cancel()
-    await settle()
-    assert (gate.stopped, len(flight)) == (1, 0)
-    again = asyncio.create_task(flight.do("a", gate.work))
-    await settle()
-    gate.ends[1].set_result(2)
-    assert await again == 2
-
-
-async def test_an_inputs_fault_is_everyones_D3() -> None:
-    flight, gate = Flight[str, int](), Gate()
-    tasks = [asyncio.create_task(flight.do("a", gate.work)) for _ in range(3)]
-    await settle()
-    gate.ends[0].set_exception(MediaUndecodable("broken"))
-    assert {type(result) for result in await asyncio.gather(*tasks, return_exceptions=True)} == {MediaUndecodable}
-    assert gate.begun == 1
-
-
 @pytest.mark.parametrize(
     "failure", [ServiceError("a process died"), asyncio.CancelledError()], ids=["error", "cancelled"]
 )
@@ -105,21 +60,6 @@ async def test_another_failure_is_the_leaders_alone_and_one_of_the_others_leads_
     first, *others = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(first, type(failure))
     assert others == [5, 5]
-
-
-async def test_a_deadline_of_one_caller_is_its_own_D3() -> None:
-    flight, gate = Flight[str, int](), Gate()
-
-    async def hurried() -> int:
-        async with asyncio.timeout(0):
-            return await flight.do("a", gate.work)
-
-    patient = asyncio.create_task(flight.do("a", gate.work))
-    await settle()
-    with pytest.raises(TimeoutError):
-        await hurried()
-    gate.ends[0].set_result(3)
-    assert await patient == 3
 
 
 OUTCOMES = st.sampled_from(["result", "input", "service"])

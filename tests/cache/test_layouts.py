@@ -1,71 +1,21 @@
-"""The cache of layouts, held against a list that is searched from end to end."""
+"""The cache of layouts: its bounds, and what stays (the order of eviction is `LruMap`'s: `core/test_lru`)."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from semel.cache import LayoutCache
-from semel.core import Digest, Layout, Mask
-
-MAX_ENTRIES = 4
-MAX_TOKENS = 12
+from semel.core import Layout
 
 
-def layout_of(number: int) -> Layout:
-    bits = [bool((number + index) % 3) for index in range(number)]
-    return Layout(tuple(range(number, 2 * number)), Mask(bits) if number % 2 else None)
-
-
-def digest_of(number: int) -> Digest:
-    return Digest(number.to_bytes(32, "big"))
-
-
-class Slow:
-    """What the cache should hold: a list, oldest first."""
-
-    def __init__(self) -> None:
-        self.held: list[int] = []
-
-    def touch(self, number: int) -> bool:
-        if number not in self.held:
-            return False
-        self.held.remove(number)
-        self.held.append(number)
-        return True
-
-    def put(self, number: int) -> None:
-        if self.touch(number) or number > MAX_TOKENS:
-            return
-        self.held.append(number)
-        while len(self.held) > MAX_ENTRIES or sum(self.held) > MAX_TOKENS:
-            self.held.pop(0)
-
-
-steps = st.lists(st.tuples(st.sampled_from(["get", "put", "put", "look", "clear"]), st.integers(1, 14)), max_size=60)
-
-
-@given(steps)
-def test_it_holds_what_was_used_last_within_both_bounds(taken: list[tuple[str, int]]) -> None:
-    cache, slow = LayoutCache[Digest](MAX_ENTRIES, MAX_TOKENS), Slow()
-    for step, number in taken:
-        if step == "get":
-            assert cache.get(digest_of(number)) == (layout_of(number) if slow.touch(number) else None)
-        elif step == "put":
-            cache.put(digest_of(number), layout_of(number))
-            slow.put(number)
-        elif step == "look":
-            assert (digest_of(number) in cache) == (number in slow.held)
-        elif number == 14:
-            cache.clear()
-            slow.held.clear()
-        assert len(cache) == len(slow.held) <= MAX_ENTRIES
-        assert cache.weight == sum(slow.held) <= MAX_TOKENS
-        assert all(digest_of(held) in cache for held in slow.held)
-
-
-def test_one_without_room_holds_nothing() -> None:
-    cache = LayoutCache[Digest](max_entries=0)
-    cache.put(digest_of(1), layout_of(1))
-    assert cache.get(digest_of(1)) is None
-    assert repr(cache) == "LruMap(0 entries, 0 of 16,777,216)"
+def test_it_is_bounded_in_layouts_and_in_tokens_and_the_first_layout_under_a_key_stays() -> None:
+    cache = LayoutCache[int](max_entries=3, max_tokens=10)
+    cache.put(1, Layout((7,) * 4))
+    cache.put(1, Layout((8,) * 5))
+    cache.put(2, Layout((9,) * 11))
+    assert (cache.get(1), cache.get(2), len(cache), cache.tokens) == (Layout((7,) * 4), None, 1, 4)
+    for number in (3, 4, 5):
+        cache.put(number, Layout((number,) * 2))
+    assert [number in cache for number in (1, 3, 4, 5)] == [False, True, True, True]
+    cache.put(6, Layout((6,) * 8))
+    assert (len(cache), cache.tokens) == (2, 10)
+    cache.clear()
+    assert (len(cache), cache.tokens) == (0, 0)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from semel.cache import Borrower, Lender, SharedCache
 from tests.cache.examples import content, digest_of, feature_of
 from tests.cache.lending_process import NBYTES, from_line, to_line
 from tests.waiting import until
-
-SLOTS = 8
 
 
 @asynccontextmanager
@@ -72,27 +66,3 @@ async def test_views_outlive_a_lender_that_is_killed_D3(tmp_path: Path) -> None:
         assert len(borrowers._leaving) == 1
         del view
         await until(lambda: not borrowers._leaving)
-
-
-@pytest.mark.slow
-async def test_bytes_under_a_lease_never_change_while_thousands_of_others_come_and_go_D4(tmp_path: Path) -> None:
-    cache, draw = SharedCache.create(SLOTS * 6_016), random.Random(1)
-    lent = stored = 0
-    async with process("borrow", tmp_path / "memory") as child:
-        assert await line_of(child) == b"ready"
-        lender = await Lender.connect(tmp_path / "memory", cache)
-        assert child.stdin is not None
-        for number in range(5_000):
-            cache.put(digest_of(number), feature_of(number, NBYTES))
-            stored += digest_of(number) in cache
-            if draw.random() < 0.5:
-                lease = lender.lend(digest_of(number))
-                assert lease is not None
-                lent += 1
-                child.stdin.write(to_line(lease, number))
-            await until(lambda: lender.leases < SLOTS - 1)
-        child.stdin.close()
-        assert json.loads(await line_of(child)) == {"right": lent, "of": lent}
-        async with asyncio.timeout(10):
-            await lender.wait_closed()
-    assert (stored, cache.leases) == (5_000, 0)

@@ -167,31 +167,6 @@ def test_leases_have_ids_of_their_own_and_end_one_by_one_D4(cache: SharedCache) 
     assert cache.lease(digest_of(0)) is None
 
 
-def test_a_lease_that_was_given_back_lets_its_entry_be_evicted_D4(cache: SharedCache) -> None:
-    cache.put(digest_of(0), feature_of(0, ITEM))
-    lease = cache.lease(digest_of(0))
-    assert lease is not None
-    fill(cache, range(1, 30), ITEM)
-    cache.give_back(lease.id)
-    assert digest_of(0) in cache
-    fill(cache, range(30, 60), ITEM)
-    assert digest_of(0) not in cache
-
-
-def test_a_lease_on_what_was_cleared_and_put_again_is_on_its_own_bytes_D5(cache: SharedCache) -> None:
-    cache.put(digest_of(0), feature_of(0, ITEM))
-    old = cache.lease(digest_of(0))
-    cache.clear()
-    cache.put(digest_of(0), feature_of(0, ITEM))
-    new = cache.lease(digest_of(0))
-    assert old is not None
-    assert new is not None
-    assert old.offset != new.offset
-    cache.give_back(old.id)
-    assert fill(cache, range(1, 40), ITEM) == 39
-    assert_equal(cache.get(digest_of(0)), 0, (ITEM,))
-
-
 def test_a_reservation_that_is_dropped_is_free_again_D4(cache: SharedCache) -> None:
     reservation: Reservation | None = cache.reserve(ITEM * SLOTS)
     assert reservation is not None

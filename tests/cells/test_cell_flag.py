@@ -12,19 +12,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from semel.cells.settings import CellSettings
 from semel.cli.log_relay import json_line
 from semel.core import Contract, Target
-from semel.core.flag import flags_of
 from semel.errors import ConfigError
 from semel.fleet.compatibility import contract_id
-from semel.settings import FrontendSettings, ServeSettings, WorkerSettings
 from semel.telemetry.logs import JsonLines
 from semel.telemetry.otlp import OtlpTracing
 
 CONTRACT = Contract("m", "f" * 64, Target("float32"), {}, {"image": 1}, 16, 32, 64)
-
-
-def test_frontends_workers_and_serve_take_it() -> None:
-    for settings in (FrontendSettings, WorkerSettings, ServeSettings):
-        assert "--cell" in [one.spelling for one in flags_of(settings)]
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "-a", "x" * 33, 'a"', "a\n"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.cells.placement import Cell, home_cells, session_cell
+from semel.cells.placement import Cell, cell_of
 
 NAMES = [f"cell-{number}" for number in range(12)]
 TENANTS = [f"tenant-{number}" for number in range(400)]
@@ -63,14 +63,6 @@ def test_it_is_the_cell_of_the_model(
     )
 
 
-@given(names, names, fleets, st.integers(1, 8))
-def test_the_order_of_the_cells_does_not_matter(
-    tenant: str, session: str, cells: tuple[Cell, ...], weight: int
-) -> None:
-    turned = tuple(reversed(cells))
-    assert session_cell(tenant, session, turned, weight=weight) == session_cell(tenant, session, cells, weight=weight)
-
-
 Choice = Callable[[str, tuple[Cell, ...]], Cell | None]
 
 
@@ -121,61 +113,3 @@ def test_a_cell_of_weight_three_has_three_times_the_tenants(choose: Choice, is_r
     cells = (Cell("light"), Cell("heavy", weight=3))
     found = Counter(cell.name for tenant in TENANTS if (cell := choose(tenant, cells)) is not None)
     assert (2.2 < found["heavy"] / found["light"] < 4.0) == is_right, found
-
-
-@given(names, fleets, st.integers(1, 8))
-def test_sessions_of_a_tenant_stay_in_its_home(tenant: str, cells: tuple[Cell, ...], weight: int) -> None:
-    home = home_cells(tenant, cells, weight)
-    assert len(home) == min(weight, len(cells))
-    for session in map(str, range(20)):
-        found = session_cell(tenant, session, cells, weight=weight)
-        assert found in home
-        assert found == session_cell(tenant, session, cells, weight=weight)
-
-
-def test_sessions_of_a_large_tenant_use_all_its_cells() -> None:
-    cells = tuple(map(Cell, NAMES))
-    home = home_cells("acme", cells, 3)
-    found = Counter(session_cell("acme", str(session), cells, weight=3) for session in range(300))
-    assert set(found) == set(home)
-    assert min(found.values()) > 50
-
-
-@given(names, fleets, st.integers(1, 8), st.data())
-def test_a_cell_that_is_down_moves_only_its_own_sessions(
-    tenant: str, cells: tuple[Cell, ...], weight: int, data: st.DataObject
-) -> None:
-    """And to another cell of the same tenant, if there is one."""
-    down = data.draw(st.sampled_from(cells)).name
-    home = home_cells(tenant, cells, weight)
-    for session in map(str, range(10)):
-        before = session_cell(tenant, session, cells, weight=weight)
-        after = session_cell(tenant, session, cells, weight=weight, down={down})
-        assert before is not None
-        if before.name != down:
-            assert after == before
-        elif len(home) > 1:
-            assert after in home
-
-
-def test_a_cell_that_is_taken_out_of_the_list_moves_sessions_of_living_cells_too() -> None:
-    """The control of the test above: what is down has to stay in the list."""
-    cells = tuple(map(Cell, NAMES))
-    lost, *_ = home_cells("acme", cells, 3)
-    left = tuple(cell for cell in cells if cell != lost)
-    sessions = [str(number) for number in range(300)]
-    living = [one for one in sessions if session_cell("acme", one, cells, weight=3) != lost]
-    assert any(
-        session_cell("acme", one, left, weight=3) != session_cell("acme", one, cells, weight=3) for one in living
-    )
-
-
-def test_two_large_tenants_rarely_share_all_their_cells() -> None:
-    """Shuffle sharding: of 12 cells there are 220 groups of three."""
-    cells = tuple(map(Cell, NAMES))
-    homes = Counter(frozenset(home_cells(tenant, cells, 3)) for tenant in TENANTS)
-    assert homes.most_common(1)[0][1] < 12
-
-
-def test_there_is_no_cell_if_all_are_down() -> None:
-    assert session_cell("acme", "", (Cell("a"), Cell("b")), down={"a", "b"}) is None

@@ -14,7 +14,7 @@ from semel.lab.testing.models import FAMILIES
 from semel.processing import FAMILIES as FAST_FAMILIES
 from semel.telemetry.metrics import METRICS
 from tests.claims.pages import ROOT, Pages, blank
-from tests.cli.mistakes import MISTAKES
+from tools.start_mistakes import MISTAKES
 
 _WORDS: Final = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen

@@ -17,7 +17,7 @@ from semel.cli.checks.host import Endpoint, Memory, check_memory, check_ports, c
 from semel.cli.checks.model import check_chat_template, check_model
 from semel.cli.checks.weights import check_weights
 from semel.cli.doctor import examine
-from semel.cli.placement import placements, split
+from semel.cli.placement import placements
 from semel.core.flag import GIB, MIB, fill
 from semel.engine.vllm.compat import versions
 from semel.engine.vllm.compat.internals import CORE_BINDING
@@ -137,11 +137,6 @@ def model(tiny: Folder, tmp_path: Path) -> Path:
     for path in tiny("qwen2-vl").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
-
-
-def test_a_model_that_is_as_it_should_be_has_no_problem(model: Path) -> None:
-    assert problems(check_model(str(model), NO_FLAGS)) == []
-    assert problems(check_model(str(model))) == []
 
 
 def test_a_frontend_without_vllm_refuses_other_than_the_fast_families_with_the_remedy(
@@ -312,10 +307,6 @@ def test_cores_are_split_among_workers_and_no_core_is_twice(monkeypatch: pytest.
     assert [one[CORE_BINDING] for one in placements(2, NO_FLAGS)] == ["0-1", "2-3"]
     with pytest.raises(ConfigError, match="has 2 lists of cores, and --workers 3 need 3"):
         placements(3, NO_FLAGS)
-
-
-def test_shares_are_side_by_side_and_have_everything_once() -> None:
-    assert split(["a", "b", "c", "d", "e"], 3) == [["a", "b"], ["c", "d"], ["e"]]
 
 
 # doctor

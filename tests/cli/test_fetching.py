@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 from semel.cli.flags import Call
-from semel.media.fetch.fetch import FetchOptions
 from semel.media.fetch.settings import FetchSettings
 from semel.settings import ServingSettings, create_key
 from tests.cli.test_app import semel
-
-
-def test_the_settings_are_what_a_fetcher_runs_with() -> None:
-    assert FetchOptions.of(FetchSettings()) == FetchOptions()
 
 
 @pytest.mark.parametrize(

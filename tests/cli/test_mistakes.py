@@ -16,9 +16,9 @@ from semel.core.flag import fill
 from semel.engine.vllm.compat.versions import installed_version
 from semel.errors import ConfigError
 from semel.settings import ServeSettings
-from tests.cli.mistakes import BIN, MISTAKES, Mistake, made, run
 from tests.conftest import Folder
 from tools.mistakes import LIMIT_S, PAGE
+from tools.start_mistakes import BIN, MISTAKES, Mistake, made, run
 
 NAMES = [one.name for one in MISTAKES]
 NOTHING_FOUND = {"read_engine_flags": lambda *_, **__: EngineFlags()}

@@ -16,7 +16,7 @@ from semel.engine.vllm.compat.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SE
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version
 from semel.settings import ServeSettings
-from tests.cli.server_flag_table import PAGE, page_with, table
+from tools.server_flag_table import PAGE, page_with, table
 
 PINNED: dict[str, list[str]] = json.loads((Path(__file__).parent / "server_flags.json").read_text())
 """The server flags of each supported vLLM, read from its wheel."""
@@ -95,7 +95,7 @@ def test_nothing_else_is_guessed_for_a_flag_of_the_server(flag: str) -> None:
 
 def test_the_page_has_the_table() -> None:
     page = PAGE.read_text()
-    assert page == page_with(table(), page), "run `python -m tests.cli.server_flag_table`"
+    assert page == page_with(table(), page), "run `python -m tools.server_flag_table`"
     assert page != page_with(table().replace("`--uds`", "`--udp`"), page)
 
 

@@ -44,12 +44,6 @@ def test_the_cause_is_the_first_exception_of_the_process_that_failed_first() -> 
     assert read(FAILED).cause == CAUSE
 
 
-def test_mutants_the_last_exception_and_the_first_line_like_one_are_something_else() -> None:
-    likely = [line.rpartition("] ")[2] for line in FAILED.splitlines() if "Error: " in line or "Exception: " in line]
-    assert likely[0] != CAUSE
-    assert likely[-1] != CAUSE
-
-
 def test_the_cause_is_found_in_json_lines() -> None:
     exception = 'Traceback (most recent call last):\n  File "x.py", line 1\nOSError: no such device'
     lines = [{"message": "starting", "level": "INFO"}, {"message": "failed", "level": "ERROR", "exception": exception}]

@@ -26,11 +26,6 @@ def test_a_keyring_never_shows_a_key() -> None:
     assert KEY.encode() not in b"".join(ring._tenants)
 
 
-def test_one_key_for_two_tenants_is_refused() -> None:
-    with pytest.raises(ValueError, match="key 2 is the same key as that of another tenant"):
-        Keyring([("acme", KEY), ("umbra", KEY)])
-
-
 @pytest.mark.parametrize("second", ["acme", "umbra-is-long-enough", "sha256:"])
 def test_no_error_shows_a_key_that_stands_where_its_tenant_should(second: str) -> None:
     """The columns of a file are exchanged easily: the name of a tenant is no secret, but that of a key is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -175,16 +174,3 @@ def test_the_model_catches_a_broken_breaker(mutant: type[Breaker]) -> None:
 def play(machine: Machine, script: Script) -> None:
     for name, *values in script:
         getattr(machine, name)(*values)
-
-
-def test_a_store_that_stays_away_is_asked_after_1_2_4_up_to_60_s() -> None:
-    breaker, now = Breaker(), 0.0
-    asked: list[float] = []
-    while len(asked) < 12:
-        if (permit := breaker.begin(now)) is not None:
-            asked.append(now)
-            breaker.end(permit, now, is_ok=False)
-        else:
-            now += 1
-    waits = [after - before for before, after in pairwise(asked)]
-    assert waits == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]

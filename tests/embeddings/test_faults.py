@@ -197,15 +197,6 @@ def test_connections_that_the_store_has_closed_are_opened_again_without_a_failur
         store.ping(soon())
 
 
-@pytest.mark.parametrize("call", ["get_into", "put_new"])
-def test_a_paused_redis_is_late(redis: Redis, call: str) -> None:
-    with closing(redis.store()) as store:
-        store.ping(soon())
-        redis.ask("CLIENT", "PAUSE", 1_000, "ALL")
-        assert isinstance(failure(store, call, 0.2), StoreLate)
-        assert read(store, soon()) == "whole"
-
-
 def test_a_redis_that_is_not_there_is_down_and_comes_back(tmp_path: Path) -> None:
     with running_redis(tmp_path) as redis:
         store = redis.store()
@@ -217,12 +208,6 @@ def test_a_redis_that_is_not_there_is_down_and_comes_back(tmp_path: Path) -> Non
             assert "cannot be reached" in str(found)
         with running_redis(tmp_path, port=redis.address.port):
             store.ping(soon())
-
-
-def test_a_host_that_does_not_answer_is_late() -> None:
-    """An address that nothing answers from (RFC 5737), or nothing can be sent to."""
-    with closing(RespStore(StoreAddress(host="192.0.2.1", port=6379))) as store:
-        assert isinstance(failure(store, "ping", 0.2), StoreDown)
 
 
 def test_a_full_redis_refuses_values_and_can_be_read_from(tmp_path: Path) -> None:
@@ -274,14 +259,6 @@ def test_what_a_server_says_about_a_login_is_not_repeated_for_it_may_be_the_pass
         assert "login" in text
     monkeypatch.setattr(connection_module, "_greet", greet_with_the_servers_words)
     assert all("secret" in text.lower() for text in login_failures(tmp_path, "very secret"))
-
-
-def test_a_password_that_is_changed_fails_calls_that_come_after(tmp_path: Path) -> None:
-    with running_redis(tmp_path, password="right") as redis, closing(redis.store()) as store:
-        store.ping(soon())
-        redis.ask("CONFIG", "SET", "requirepass", "other")
-        with closing(redis.store()) as another, pytest.raises(StoreDown, match="password"):
-            another.ping(soon())
 
 
 def test_a_user_of_an_access_list_is_let_in_and_may_only_do_what_is_listed(tmp_path: Path) -> None:

@@ -252,15 +252,6 @@ def test_without_seals_they_are_accepted_with_the_wrong_bytes(redis: Redis, monk
     assert fooled >= {mutation.__name__ for mutation in expected}
 
 
-def test_an_entry_of_other_weights_or_of_another_item_is_never_found_by_name(redis: Redis) -> None:
-    with closing(redis.store()) as blobs:
-        sealed(blobs, identity=b"other weights").publish(
-            digest_of(1), SMALL, [memoryview(content(2_048))], lambda: True, soon()
-        )
-        for one in (1, 2):
-            assert sealed(blobs).fetch({digest_of(one): SMALL[0]}, Staging(), soon())[0].outcome == "miss"
-
-
 def test_keys_in_the_store_say_nothing_about_what_they_are_of(redis: Redis) -> None:
     with closing(redis.store()) as blobs:
         sealed(blobs).publish(digest_of(5), SMALL, [memoryview(content(2_048))], lambda: True, soon())

@@ -245,16 +245,3 @@ def test_the_model_catches_a_broken_choice(mutant: type[Publishing]) -> None:
 def play(machine: Machine, script: Script) -> None:
     for name, *values in script:
         getattr(machine, name)(*values)
-
-
-def test_what_is_shown_once_never_leaves_the_host_but_when_the_worker_ends() -> None:
-    publishing = Publishing(2)
-    for number in range(3):
-        publishing.saved(digest_of(number), 10, 0.0)
-        publishing.show(digest_of(number), 0.0)
-    publishing.show(digest_of(1), 0.0)
-    assert publishing.take(0.0) == digest_of(1)
-    publishing.done(digest_of(1), published=True, now=0.0)
-    assert publishing.take(1.0) is None
-    publishing.drain(1.0)
-    assert [publishing.take(1.0) for _ in range(3)] == [digest_of(0), digest_of(2), None]

@@ -15,11 +15,9 @@ from semel.embeddings import sealed as sealed_module
 from semel.embeddings.names import manifest_key, probe_key, probe_name
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import BlobStore, StoreFull, StoreLate
-from semel.embeddings.resp import RespStore
 from semel.embeddings.seal import MANIFEST_BYTES, Seal
 from semel.embeddings.sealed import Fetched, PublishOutcome, SealedStore, Stage
 from semel.lab.testing.embedding_store import MemoryBlobs
-from tests.embeddings.proxy import constant, running_proxy
 from tests.embeddings.redis import running_redis, soon
 from tests.embeddings.stores import IDENTITY, KEY, TTL_S, Staging, content, digest_of, open_store, pieces, sealed
 
@@ -145,23 +143,6 @@ def test_a_restarted_worker_reads_from_a_full_redis_that_does_not_evict(tmp_path
             assert new.is_up
 
 
-def test_an_encoder_output_that_changes_while_it_is_sent_is_not_published() -> None:
-    blobs = MemoryBlobs()
-    store = sealed(blobs)
-    assert store.publish(digest_of(1), FORM, [memoryview(content(NBYTES))], lambda: False, soon()) == "changed"
-    assert not blobs.values
-
-
-def test_bytes_that_were_changed_in_the_store_are_refused_and_deleted() -> None:
-    blobs = MemoryBlobs()
-    store, data, staging = sealed(blobs), content(NBYTES), Staging()
-    assert publish(store, digest_of(1), data) == "published"
-    blobs.corrupt = lambda key, value: value[:-1] + b"!" if key.endswith(b":3") else value
-    (found,) = store.fetch({digest_of(1): FORM[0]}, staging, soon())
-    assert (found.outcome, found.is_staged) == ("sealed_wrong", True)
-    assert not blobs.values, "the entry is deleted with its chunks"
-
-
 def overtaken() -> tuple[MemoryBlobs, str]:
     """A writer finds, when it wants to write the manifest, that another one was quicker; what a reader gets then."""
     blobs = MemoryBlobs()
@@ -189,47 +170,12 @@ def test_without_a_nonce_writers_would_destroy_each_others_chunks(monkeypatch: p
     assert overtaken()[1] != "hit"
 
 
-def test_a_missing_chunk_is_a_miss_and_frees_the_rest() -> None:
-    blobs = MemoryBlobs()
-    store = sealed(blobs)
-    assert publish(store, digest_of(1), content(NBYTES)) == "published"
-    del blobs.values[next(key for key in blobs.values if key.endswith(b":2"))]
-    (found,) = store.fetch({digest_of(1): FORM[0]}, Staging(), soon())
-    assert (found.outcome, found.is_staged) == ("miss", True)
-    assert not blobs.values
-
-
 def test_a_full_store_refuses_and_keeps_nothing_of_it_and_is_not_taken_to_be_down() -> None:
     blobs = MemoryBlobs()
     blobs.capacity_bytes = NBYTES // 2
     store = sealed(blobs)
     assert [publish(store, digest_of(one), content(NBYTES)) for one in range(5)] == ["full"] * 5
     assert not blobs.values
-    assert store.is_up
-
-
-def test_a_store_that_is_down_is_asked_three_times_and_not_again_at_once() -> None:
-    blobs = MemoryBlobs()
-    blobs.is_down = True
-    store = sealed(blobs)
-    outcomes = [store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome for _ in range(6)]
-    assert outcomes == ["down"] * 6
-    assert len(blobs.calls) == 3
-    assert not store.is_up
-    assert publish(store, digest_of(1), content(NBYTES)) == "down"
-
-
-def test_a_store_that_comes_back_is_asked_again_after_a_while() -> None:
-    now = 100.0
-    blobs = MemoryBlobs()
-    store = SealedStore(KEY, IDENTITY, Nodes([Node("one", blobs, clock=lambda: now)]), TTL_S)
-    blobs.is_down = True
-    for _ in range(3):
-        store.fetch({digest_of(1): 1}, Staging(), soon())
-    blobs.is_down = False
-    assert store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome == "down"
-    now = 101.0
-    assert store.fetch({digest_of(1): 1}, Staging(), soon())[0].outcome == "miss"
     assert store.is_up
 
 
@@ -370,15 +316,6 @@ def test_a_store_that_is_too_full_to_be_read_from_is_down(operation: str, monkey
         assert [one.outcome for one in found] == ["down"] * 4
         assert [one.is_staged for one in found] == [operation == "get_into"] * 3 + [False]
         assert not store.is_up
-
-
-def test_a_server_that_answers_a_read_with_oom_is_down(tmp_path: Path) -> None:
-    with (
-        running_redis(tmp_path) as redis,
-        running_proxy(redis.address, constant(b"-OOM command not allowed\r\n")) as proxy,
-        closing(RespStore(proxy.address)) as blobs,
-    ):
-        assert [one.outcome for one in sealed(blobs).fetch({digest_of(1): 1}, Staging(), soon())] == ["down"]
 
 
 def test_a_form_that_the_store_does_not_know_is_not_published() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Mask, Placeholder, Timeline
-from semel.encoder import Gathered, Slice, gather
+from semel.encoder import Gathered, gather
 
 
 @st.composite
@@ -33,15 +33,6 @@ def test_c5_every_position_takes_the_embedding_that_belongs_to_it(timeline: Time
     assert dict(zip(positions, taken, strict=True)) == {
         position: item for position, item in filled.items() if start <= position < start + length
     }
-
-
-def test_c5_both_edges_of_a_window_cut_exactly() -> None:
-    timeline = Timeline.decoder([Placeholder(2, 4), Placeholder(8, 4, Mask([0, 1, 1, 1]))])
-    assert gather(timeline, 3, 10) == Gathered((Slice(0, 1, 4), Slice(1, 0, 1)), bytes([1, 1, 1, 0, 0, 0, 1]))
-
-
-def test_c5_a_window_between_items_takes_nothing() -> None:
-    assert gather(Timeline.decoder([Placeholder(0, 4), Placeholder(8, 4)]), 4, 8) == Gathered((), bytes(4))
 
 
 def test_c5_an_encoder_timeline_has_nothing_to_gather() -> None:

@@ -1,9 +1,8 @@
 """The fast code and the slow model, driven side by side with whatever hypothesis thinks of.
 
 `ResidencyMachine` calls residency in any order (B1-B9). `EngineMachine` plays a scheduler and a worker around planner
-and residency (B and C together): requests come, are chunked, preempted in the very pass that planned for them, aborted;
-the worker drops and encodes what it is told, and must then find every embedding that its step needs. Together the slow
-ones run more than 10,000 steps, and the last test counts them.
+and residency (C1-C4): requests come, are chunked, preempted in the very pass that planned for them, aborted; the worker
+drops and encodes what it is told, and must then find every embedding that its step needs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from tests.encoder.model import SlowPlanner, SlowResidency
 REQUESTS = st.sampled_from("abc")
 INDICES = st.integers(0, 1)
 KEYS = st.sampled_from(range(5))
-
-steps = {"residency": 0, "engine": 0}
 
 
 def size_of(key: Key) -> int:
@@ -90,7 +87,6 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        steps["residency"] += 1
         fast, slow = self.fast, self.slow
         assert (fast.free, fast.reclaimable) == (slow.free, slow.reclaimable)
         assert 0 <= fast.free <= fast.capacity
@@ -211,7 +207,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def free_space_stays_within_the_capacity(self) -> None:
-        steps["engine"] += 1
         assert 0 <= self.fast.free <= self.fast.capacity
         assert 0 <= self.fast.reclaimable <= self.fast.capacity - self.fast.free
         if self.slow:
@@ -301,8 +296,3 @@ def test_b_residency_does_what_the_slow_model_does(runs: int) -> None:
 @pytest.mark.parametrize("runs", [examples(30), pytest.param(200, marks=pytest.mark.slow)])
 def test_b_and_c_a_worker_finds_every_embedding_that_its_step_needs(runs: int) -> None:
     drive(EngineMachine, runs)
-
-
-@pytest.mark.slow
-def test_the_machines_have_run_ten_thousand_steps() -> None:
-    assert sum(steps.values()) >= 10_000, steps

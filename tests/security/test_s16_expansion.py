@@ -1,7 +1,7 @@
 """S16: putting a prompt together costs time in proportion to its items, at 32,768 of them too (CVE-2025-46560).
 
 That the result is the same as the obvious way's, and the same law for the wire and for files, stands in
-`tests/render/test_expand.py`, `tests/interchange/test_safetensors.py` and `tests/core/test_timeline_growth.py`.
+`tests/render/test_expand.py`, `tests/interchange/test_safetensors.py` and `tests/core/test_prompt.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -343,46 +341,6 @@ async def test_mutant_a_store_that_deletes_before_it_writes_is_found_by_such_a_s
     await life.step("put", "acme", 0)
     with pytest.raises(AssertionError):
         await life.check()
-
-
-KILLED = """
-import asyncio, itertools
-from pathlib import Path
-from tests.store.stores import on_disk, store_over, upload_of
-async def main():
-    store = await store_over(on_disk(Path({folder!r})))
-    for one in itertools.count():
-        await store.put("acme", upload_of(one.to_bytes(4, "big") * 500_000))
-        print(one, flush=True)
-asyncio.run(main())
-"""
-
-
-def write_until_killed(folder: Path, files: int) -> None:
-    """A process stores files of 2 MB, and is killed once it has told of so many."""
-    process = subprocess.Popen([sys.executable, "-c", KILLED.format(folder=str(folder))], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        for _ in range(files):
-            assert process.stdout.readline()
-    finally:
-        process.kill()
-        process.wait(timeout=60)
-        process.stdout.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_a_process_that_is_killed_while_it_writes_leaves_whole_files_only(tmp_path: Path) -> None:
-    folder = tmp_path / "media"
-    await asyncio.to_thread(write_until_killed, folder, 5)
-    store = await store_over(on_disk(folder))
-    files = await all_of(store)
-    assert len(files) >= 5
-    for file in files:
-        found = await store.read("acme", file.id, lambda _: None)
-        assert found is not None
-        assert len(found[1]) == 2_000_000
 
 
 def test_what_a_killed_process_was_writing_is_removed_an_hour_later(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
@@ -28,13 +27,3 @@ async def test_a_loop_that_is_held_up_is_seen_to_be_late() -> None:
     time.sleep(0.4)  # noqa: ASYNC251 whatever blocks: 0.35 s after the first look was due
     await until(lambda: over(meter, 0.25) == 1)
     lag.close()
-
-
-async def test_looking_ends() -> None:
-    meter = Meter()
-    lag = LoopLag(meter)
-    await until(lambda: over(meter, 0.0) >= 1)
-    lag.close()
-    seen = over(meter, 0.0)
-    await asyncio.sleep(0.12)
-    assert over(meter, 0.0) == seen

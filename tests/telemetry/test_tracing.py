@@ -10,11 +10,9 @@ import time
 import pytest
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import INVALID_SPAN
-from prometheus_client.parser import text_string_to_metric_families
 
 from semel.core import Trace
 from semel.errors import ConfigError, InvalidRequest, ServiceError
-from semel.telemetry import Meter
 from semel.telemetry.otlp import OtlpTracing
 from semel.telemetry.request_context import (
     RequestContext,
@@ -25,8 +23,8 @@ from semel.telemetry.request_context import (
     tell_fault,
     traced,
 )
-from semel.telemetry.spans import NO_TRACING, add_to_span, fail_span, span_trace, span_trace_id
-from semel.telemetry.tracing import Collector, check_installed, start_tracing
+from semel.telemetry.spans import add_to_span, fail_span, span_trace, span_trace_id
+from semel.telemetry.tracing import Collector, check_installed
 from tests.telemetry.spans import DEADLINE_S, Kept, Stuck, Traced, parent_id, span_id, trace_id
 from tests.waiting import until
 
@@ -51,12 +49,6 @@ def test_without_a_collector_neither_the_sdk_nor_an_exporter_is_imported() -> No
     off, on = done.stdout.splitlines()
     assert not off.split()
     assert "opentelemetry.sdk.trace" in on.split()
-
-
-def test_without_a_collector_every_span_is_the_one_that_does_nothing() -> None:
-    assert start_tracing(None, "semel") is NO_TRACING
-    assert NO_TRACING.begin("a", PARENT.headers) is INVALID_SPAN
-    assert list(NO_TRACING.samples()) == []
 
 
 def test_the_span_that_does_nothing_keeps_nothing_of_any_request() -> None:
@@ -188,17 +180,6 @@ async def test_closing_waits_for_a_collector_that_does_not_answer_only_as_long_a
     assert time.monotonic() - began < 5  # the SDK alone takes 30
     await asyncio.to_thread(stuck.began.wait, DEADLINE_S)
     stuck.let_go.set()
-
-
-async def test_what_was_dropped_is_a_metric() -> None:
-    spans, meter = Traced(), Meter()
-    meter.watch(spans.tracing.samples)
-    families = {family.name: family for family in text_string_to_metric_families(meter.render().decode())}
-    assert {sample.labels["reason"] for sample in families["semel_spans_dropped"].samples} == {
-        "queue_full",
-        "not_delivered",
-    }
-    await spans.sent()
 
 
 async def test_the_request_in_hand_is_that_of_the_task_and_of_what_it_starts() -> None:

@@ -21,8 +21,7 @@ from typing import Any, cast
 import pytest
 
 from semel.aio import in_slices
-from semel.core import Digest, Form, Item, Key, Placeholder, PrefetchedOutput, Prompt, Submission, Timeline
-from semel.embeddings import resp
+from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import StoreDown
 from semel.embeddings.publishing import Publishing
@@ -323,10 +322,6 @@ def ask_whatever_the_time(_: object, node: Node, group: Sequence[Any], stage: ob
     return [Fetched(one.digest, "late") for one in group]
 
 
-def test_a_call_never_waits_for_a_connection_that_another_call_of_the_worker_has() -> None:
-    assert resp._CONNECTIONS >= module._FETCHES + 1
-
-
 async def test_a_worker_whose_encoder_makes_something_else_of_the_probe_leaves_the_store_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -340,16 +335,6 @@ async def test_a_worker_whose_encoder_makes_something_else_of_the_probe_leaves_t
         await host.ask(OTHER)
         await asyncio.sleep(5 * module._LOOK_S)
         assert blobs.values == before
-
-
-async def test_a_restarted_worker_reads_from_a_full_store(caplog: pytest.LogCaptureFixture) -> None:
-    blobs = MemoryBlobs()
-    async with published(blobs):
-        blobs.capacity_bytes = 0
-        async with running(Host(blobs)) as host:
-            await host.until_up()
-            assert await host.ask(PICTURE) == (content(1),)
-    assert "is not used" not in caplog.text
 
 
 async def test_new_weights_end_it_and_a_reset_gives_everything_another_name() -> None:
@@ -412,31 +397,6 @@ async def test_what_the_store_has_lost_is_published_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(Publishing, "lost", lambda *_: None)
     monkeypatch.setattr(f"{__name__}.SOON_S", 1.0)
     assert await manifests_after_a_loss(how) == 0
-
-
-async def test_what_has_expired_in_the_store_is_published_again_from_the_host_cache() -> None:
-    blobs = MemoryBlobs()
-    async with running(Host(blobs, publish_after=1, ttl_s=1)) as host:
-        await host.until_up()
-        host.save(PICTURE, content(1))
-        await host.ask(PICTURE)
-        await host.until_published(1)
-        deadline = time.monotonic() + SOON_S
-        while host.total(metrics.EMBEDDING_PUBLISHED) < 2:
-            assert time.monotonic() < deadline
-            assert await host.ask(PICTURE) == (), "it is in the host cache, so nobody hears that the store has it not"
-            await asyncio.sleep(0.05)
-
-
-async def test_a_worker_that_drains_publishes_what_is_in_its_host_cache() -> None:
-    blobs = MemoryBlobs()
-    host = Host(blobs, publish_after=100)
-    for index, digest in enumerate((PICTURE, OTHER)):
-        await host.ask(digest)
-        host.save(digest, content(index), first=8 * index)
-    await host.sync.drain(SOON_S)
-    assert host.total(metrics.EMBEDDING_PUBLISHED) == 2
-    await host.sync.close()
 
 
 async def published_after_an_outage(monkeypatch: pytest.MonkeyPatch, *, looks_first: bool) -> float:

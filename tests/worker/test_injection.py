@@ -80,15 +80,6 @@ async def test_every_item_meets_the_fate_that_the_rules_give_it_and_counts_so_D6
         assert store.held.keys() == held
 
 
-async def test_with_caching_off_nothing_happens_and_nothing_is_counted_D6() -> None:
-    store = Store.of(0)
-    outcomes, counts = await injected(store, FeatureEntry(digest_of(1), image(3)), FeatureEntry(digest_of(2), wrong()))
-    assert statuses(outcomes) == ["skipped", "skipped"]
-    assert all(outcome.reason == "the engine's item cache is off" for outcome in outcomes)
-    assert not counts
-    assert not store.held
-
-
 async def test_an_item_that_the_engine_s_cache_cannot_take_is_skipped_with_the_engine_s_reason_D6() -> None:
     """Control: above, with the cache off."""
     store = Store(replace(Store().contract, cache_bytes=0), reason="it is of the kind shm: use lru")

@@ -131,23 +131,6 @@ async def test_whoever_stops_waiting_leaves_the_queue(tmp_path: Path, way: str) 
         assert await short == 4
 
 
-async def test_a_request_that_waits_is_not_accepted_yet_and_its_abort_frees_nothing_twice(tmp_path: Path) -> None:
-    async with shop(tmp_path, is_stepping=False) as made:
-        running = made.start("acme", PLACES)
-        await until(lambda: made.engine.sequences == PLACES)
-        waiting = made.start("acme", 3, 1, 2)
-        await until(lambda: made.waiting == 3 and made.metric(INTAKE_BYTES) == 2 * ITEM_BYTES)
-        for _ in range(3):
-            waiting.pop().cancel()
-        await until(lambda: made.waiting == 0)
-        assert made.metric(ENGINE_SEQUENCES) == PLACES
-        assert made.metric(INTAKE_BYTES) == 0
-        for _ in range(8):
-            made.engine.advance()
-        await asyncio.gather(*running)
-        await is_quiet(made)
-
-
 async def test_an_engine_that_fails_requests_frees_their_places(tmp_path: Path) -> None:
     async with shop(tmp_path, is_stepping=False) as made:
         tasks = made.start("acme", 40)

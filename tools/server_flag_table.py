@@ -1,7 +1,7 @@
-"""The table of vLLM's server flags on the page for people who come from vLLM: `python -m tests.cli.server_flag_table`.
+"""The table of vLLM's server flags on the page for people who come from vLLM: `python -m tools.server_flag_table`.
 
-python -m tests.cli.server_flag_table              # write the table into the page
-python -m tests.cli.server_flag_table WHEEL        # print the flags of another vLLM, for server_flags.json
+python -m tools.server_flag_table              # write the table into the page
+python -m tools.server_flag_table WHEEL        # print the flags of another vLLM, for server_flags.json
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from semel.engine.vllm.compat.flags import server_flags
 from semel.engine.vllm.compat.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SERVER_FLAGS, ServerFlag
 from semel.engine.vllm.compat.source import SourceTree
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "get-started" / "coming-from-vllm.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "get-started" / "coming-from-vllm.md"
 BEGIN: Final = "<!-- begin server flags -->\n"
 END: Final = "<!-- end server flags -->\n"
 
@@ -56,4 +56,4 @@ def main(arguments: list[str]) -> Iterator[str]:
 
 if __name__ == "__main__":
     for line in main(sys.argv[1:]):
-        print(line)  # noqa: T201
+        print(line)
