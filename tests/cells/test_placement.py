@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.cells.placement import Cell, cell_of
+from semel.cells.placement import Cell, session_cell
 
 NAMES = [f"cell-{number}" for number in range(12)]
 TENANTS = [f"tenant-{number}" for number in range(400)]

@@ -1,8 +1,8 @@
 """Outputs that came for one request: loaded for it alone, once, and lent until every rank has read them.
 
-`ArrivalWorld` is the world of `test_transfers` with requests that live for several steps, and a lender, who fills
-blocks behind the shelf's and scribbles over them as soon as a ticket is done. Whatever a rank loads must still be whole
-and of these weights. Chance drives it, by a seed. Broken arrivals are driven in the same way, and found.
+`PrefetchWorld` is the world of `test_transfers` with requests that live for several steps, and a lender, who fills
+blocks behind the host cache's and scribbles over them as soon as a lease is done. Whatever a rank loads must still be whole
+and of these weights. Chance drives it, by a seed. Broken prefetched outputs are driven in the same way, and found.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class PrefetchWorld(World):
         ranks: int,
         *,
         is_async: bool,
-        arrivals_class: type[Arrivals] = Arrivals,
-        shelf_class: type[Shelf] = Shelf,
+        prefetched_class: type[PrefetchedOutputs] = PrefetchedOutputs,
+        host_cache_class: type[HostCache] = HostCache,
         transfers_class: type[Transfers] = Transfers,
     ) -> None:
-        super().__init__(blocks, ranks, is_async=is_async, shelf_class=shelf_class)
+        super().__init__(blocks, ranks, is_async=is_async, host_cache_class=host_cache_class)
         self.used: list[int] = []
         patience = PATIENCE if is_async else None
         self.transfers = transfers_class(self.host_cache, ranks=ranks, patience=patience, adopts=not is_async)
@@ -148,7 +148,7 @@ class PrefetchWorld(World):
         assert (self.lent, self.lender.free) == ({}, STAGING), "every lease is done in the end"
 
 
-def storm(world: ArrivalWorld, rng: random.Random, rounds: int) -> None:
+def storm(world: PrefetchWorld, rng: random.Random, rounds: int) -> None:
     for _ in range(rounds):
         choice = rng.random()
         if choice < 0.12 or not world.needs:
@@ -208,7 +208,7 @@ def test_what_came_is_loaded_for_its_request_once_and_lent_until_every_rank_has_
     assert sum(one.prefetched_outputs for one in counts) > 500
     assert sum(one.loads for one in counts) > 1_000
     assert sum(one.saves for one in counts) > 500
-    assert min(sum(one.lost for one in counts), sum(world.shelf.counts.evictions for world in worlds)) > 10
+    assert min(sum(one.lost for one in counts), sum(world.host_cache.counts.evictions for world in worlds)) > 10
 
 
 class DoneWhenUsed(PrefetchedOutputs):
@@ -280,8 +280,8 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("broken", MUTANTS)
-def test_mutant_broken_shelves_transfers_and_arrivals_are_found(broken: type) -> None:
-    kind = next(kind for kind in (Arrivals, Shelf, Transfers) if issubclass(broken, kind))
+def test_mutant_broken_host_caches_transfers_and_arrivals_are_found(broken: type) -> None:
+    kind = next(kind for kind in (PrefetchedOutputs, HostCache, Transfers) if issubclass(broken, kind))
     with pytest.raises((AssertionError, KeyError, ValueError)):
         for _ in storms(400, **{f"{kind.__name__.lower()}_class": broken}):
             pass

@@ -1,8 +1,8 @@
 """Steps that save and load, and ranks whose reports come late, twice or never.
 
-`World` plays up to four ranks around `Transfers` and `Shelf`. Its memory is a list of what was written into each block.
+`World` plays up to four ranks around `Transfers` and `HostCache`. Its memory is a list of what was written into each block.
 Whatever a rank loads must be the whole output of that key, encoded since the last reset; and nobody writes a block that
-someone has yet to read. `test_arrivals` drives it, also with the broken shelves and transfers that are here.
+someone has yet to read. `test_arrivals` drives it, also with the broken host caches and transfers that are here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel.encoder import Key, Load, Report, Save, Saved, Shelf, Slot, Step, Transfers
+from semel.encoder import HostCache, Key, Load, Report, Save, Saved, Slot, Step, Transfers
 from semel.encoder.extents import Extent
 
 KEYS = range(5)
@@ -141,9 +141,9 @@ class World:
         assert self.host_cache.filled(key) is None
 
     def check(self) -> None:
-        shelf = self.shelf
-        assert 0 <= shelf.reserved <= shelf.blocks - shelf.free
-        assert 0 <= shelf.pinned <= shelf.blocks - shelf.free - shelf.reserved
+        host_cache = self.host_cache
+        assert 0 <= host_cache.reserved <= host_cache.blocks - host_cache.free
+        assert 0 <= host_cache.pinned <= host_cache.blocks - host_cache.free - host_cache.reserved
 
     def finish(self) -> None:
         """When every report of a last step has come, nothing is in anybody's hands."""
@@ -159,7 +159,7 @@ class World:
         assert (self.host_cache.reserved, self.host_cache.pinned) == (0, 0)
 
 
-class FoundTooEarly(Shelf):
+class FoundTooEarly(HostCache):
     def filled(self, key: Key) -> Slot | None:
         return self._slots.get(key)
 

@@ -1,4 +1,4 @@
-"""News: whom it reaches when, and how often. (What frontends make of it: `tests/ledger/test_machine`.)"""
+"""CacheUpdates: whom it reaches when, and how often. (What frontends make of it: `tests/ledger/test_machine`.)"""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from math import inf
 
 import pytest
 
-from semel.worker import news as news_module
-from semel.worker.news import Load, News
+from semel.worker import cache_updates as updates_module
+from semel.worker.cache_updates import CacheUpdates, Load
 from tests.ledger.examples import DIGESTS, HOLDINGS, digest_of
 
 INFO = HOLDINGS[DIGESTS[0]]
 
 
-def messages_in_10_s(news: News[int], peers: int) -> int:
+def messages_in_10_s(updates: CacheUpdates[int], peers: int) -> int:
     """10 requests a second, of which 4 show something new, and as much is evicted."""
     sent = 0
     for peer in range(peers):
@@ -40,16 +40,16 @@ def test_a_few_frontends_are_told_within_20_ms_and_many_within_the_announce_inte
     for peers, within_s in ((4, 0.02), (5, 0.25)):
         updates: CacheUpdates[int] = CacheUpdates()
         for peer in range(peers):
-            news.join(peer)
-        news.set_load(Load(1), 10.0)
-        assert news.due == pytest.approx(10.005)
+            updates.join(peer)
+        updates.set_load(Load(1), 10.0)
+        assert updates.due == pytest.approx(10.005)
         told = []
-        while news.due < inf:
-            told += news.next_turn(10.005)
+        while updates.due < inf:
+            told += updates.next_turn(10.005)
         assert sorted(peer for one in told for peer in one.peers) == list(range(peers))
         assert all(one.load == Load(1) for one in told)
-        news.set_load(Load(2), 10.006)
-        assert news.due == pytest.approx(10.005 + within_s)
+        updates.set_load(Load(2), 10.006)
+        assert updates.due == pytest.approx(10.005 + within_s)
 
 
 def test_frontends_that_know_as_much_get_one_message_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from typing import Any, cast
 import pytest
 
 from semel.aio import in_slices
-from semel.core import Arrival, Digest, Form, Item, Key, Placeholder, Prompt, Submission, Timeline
+from semel.core import Digest, Form, Item, Key, Placeholder, PrefetchedOutput, Prompt, Submission, Timeline
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import StoreDown
 from semel.embeddings.publishing import Publishing
