@@ -152,48 +152,6 @@ def engine(name: str, session: int = 1) -> EngineRun:
     return EngineRun(name, session)
 
 
-def test_two_engines_and_the_content_is_refused_to_its_tenant_for_10_minutes() -> None:
-    now = 0.0
-    suspicion = Suspicion(now=lambda: now)
-    suspect = suspicion.enter(K)
-    suspicion.submit(suspect, engine("a"))
-    suspicion.die(suspect)
-    suspicion.submit(suspect, engine("b"), alone=True)
-    suspicion.die(suspect)
-    with pytest.raises(RequestQuarantined, match="2 engines died; it is refused for 600 s") as refusal:
-        suspicion.enter(K)
-    assert refusal.value.status == 503
-    assert refusal.value.retry_after_s == KEEP_S
-    suspicion.enter(K._replace(tenant="another"))
-    now = KEEP_S
-    suspicion.enter(K)
-
-
-def test_one_engine_with_the_same_content_three_times_is_one_strike() -> None:
-    suspicion = Suspicion(now=lambda: 0.0)
-    suspects = [suspicion.enter(K) for _ in range(3)]
-    for one in suspects:
-        suspicion.submit(one, engine("a"))
-    for one in suspects:
-        suspicion.die(one)
-    assert suspicion.strikes(K) == 1
-
-
-def test_what_is_on_trial_is_not_tried_a_second_time_meanwhile() -> None:
-    suspicion = Suspicion(now=lambda: 0.0)
-    first, second = suspicion.enter(K), suspicion.enter(K)
-    for one in (first, second):
-        suspicion.submit(one, engine("a"))
-        suspicion.die(one)
-    suspicion.submit(first, engine("b"), alone=True)
-    assert not suspicion.may_have_alone(second, "c")
-    with pytest.raises(NotReady):
-        suspicion.enter(K)
-    suspicion.finish(first)
-    assert suspicion.may_have_alone(second, "c")
-    suspicion.enter(K)
-
-
 def under_way_when_a_died(suspicion: Suspicion) -> list[Suspect]:
     """An innocent request and a killer, which were both there."""
     both = [suspicion.enter(INNOCENT), suspicion.enter(K)]

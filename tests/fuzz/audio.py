@@ -13,8 +13,6 @@ from semel.errors import RequestError
 from semel.media import DecodeLimits, decode_audio
 from tests.fuzz.oracle import check_decoders_message, expect
 
-__all__ = ["run", "seeds"]
-
 _LIMITS: Final = DecodeLimits(max_audio_s=2.0)
 _RATE: Final = 16_000
 _FLAC_PADDING: Final = (b"\x81\x00\x20\x00" + bytes(8_192), b"\x81\x00\x00\x00")

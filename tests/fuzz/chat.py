@@ -26,8 +26,6 @@ from semel.render.tokens.expand import expand
 from tests.fuzz.mutation import edited
 from tests.fuzz.oracle import check_message, expect
 
-__all__ = ["check", "mutate", "renderers", "run", "seeds"]
-
 _PLACEHOLDERS: Final[Mapping[Modality, str]] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 _VOCABULARY_TOKENS: Final = 512
 _STRING_TEMPLATE: Final = """\

@@ -14,8 +14,6 @@ from semel.render import MediaUrl, source_from
 from tests.fuzz.mutation import edited_text
 from tests.fuzz.oracle import Finding, check_message, expect
 
-__all__ = ["mutate", "run", "seeds"]
-
 _MODALITIES: Final[tuple[Modality, ...]] = ("audio", "image", "video")
 _WORDS: Final = (
     *("data:", "DATA:", ";base64,", ";base64", "base64", ",", ";", "image/png", "audio/", "video/mp4", "charset=utf-8"),

@@ -15,8 +15,6 @@ from semel.media.fetch.freshness import Freshness
 from tests.fuzz.mutation import edited_text
 from tests.fuzz.oracle import expect
 
-__all__ = ["mutate", "run", "seeds"]
-
 _NOW: Final = 1_700_000_000.0
 _YEAR_S: Final = 366 * 86_400
 _FORBIDDEN: Final = re.compile(r"(?:^|,)\s*no-store\s*(?:,|$)", re.IGNORECASE)

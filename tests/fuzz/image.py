@@ -12,8 +12,6 @@ from semel.errors import RequestError
 from semel.media import DecodeLimits, decode_image
 from tests.fuzz.oracle import check_decoders_message, expect
 
-__all__ = ["LIMITS", "check", "run", "seeds"]
-
 LIMITS: Final = DecodeLimits(max_image_pixels=1 << 16)
 _ORIENTATION: Final = 0x0112
 

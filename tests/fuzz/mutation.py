@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-__all__ = ["edited", "edited_records", "edited_text", "stretched"]
-
 _NUMBERS: Final = (0, 1, -1, 2, 3, 127, 128, 255, 256, 65_535, 2**31 - 1, 2**31, 2**32, 2**62, 2**63, -(2**63))
 _SCALARS: Final = (None, True, False, 0.5, 1e308, "", b"", *_NUMBERS)
 _MAX_EDITS: Final = 4

@@ -10,8 +10,6 @@ from typing import Final
 
 from semel.errors import SemelError
 
-__all__ = ["Finding", "bounded", "check_decoders_message", "check_message", "expect"]
-
 _MAX_MESSAGE_CHARS: Final = 1_000
 _FOREIGN: Final = re.compile(r"0x[0-9a-fA-F]{6,}|<_io|object at|Errno|Error|Traceback|\.(?:py|c|so)\b")
 

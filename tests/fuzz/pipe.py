@@ -46,8 +46,6 @@ from tests.fuzz.oracle import bounded, expect
 from tests.fuzz.records import join, split
 from tests.wire.examples import feature_of_rows
 
-__all__ = ["mutate", "run", "seeds"]
-
 _MAX: Final = 4_096
 _BOUND_BYTES: Final = 1 << 20
 _WORDS: Final = (

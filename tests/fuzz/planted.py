@@ -12,8 +12,6 @@ from PIL import Image
 from semel.errors import MediaUndecodable
 from tests.fuzz import image
 
-__all__ = ["naive_image", "naive_read", "run_codec", "run_header", "run_image", "seeds"]
-
 _VALUE = re.compile(r"\s*([^\s,]*)\s*(?:,|$)")
 """Blanks can be split in as many ways as there are, and are, if what follows them does not fit."""
 

@@ -16,8 +16,6 @@ from tests.fuzz.mutation import edited_records
 from tests.fuzz.oracle import bounded, check_message, expect
 from tests.fuzz.records import join, split
 
-__all__ = ["mutate", "run", "seeds"]
-
 _BOUND_BYTES: Final = 1 << 18
 _MAX_SMALL: Final = 100
 _WORDS: Final = (

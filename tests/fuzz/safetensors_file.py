@@ -16,8 +16,6 @@ from tests.fuzz.mutation import edited, edited_text
 from tests.fuzz.oracle import bounded, check_message, expect
 from tests.wire.examples import digest_of, feature_of_rows, same
 
-__all__ = ["mutate", "run", "seeds"]
-
 _LENGTH_BYTES: Final = 8
 _BOUND_BYTES: Final = 1 << 20
 _METADATA: Final = "__metadata__"

@@ -15,8 +15,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-__all__ = ["CORPUS", "Mutate", "Run", "Target", "TooSlow", "timed"]
-
 CORPUS: Final = Path(__file__).parent / "corpus"
 """One folder per target; what was found and has been fixed is in its `findings`."""
 

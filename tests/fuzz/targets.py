@@ -6,8 +6,6 @@ from typing import Final
 
 from tests.fuzz.target import Target
 
-__all__ = ["PLANTED", "TARGETS", "find"]
-
 _PILLOW: Final = (
     *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.TiffImagePlugin"),
     *("PIL.WebPImagePlugin", "PIL.ImageFile", "PIL.ImageOps"),

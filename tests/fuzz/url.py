@@ -23,8 +23,6 @@ from tests.fuzz.mutation import edited_text
 from tests.fuzz.oracle import check_message, expect
 from tests.fuzz.records import join, split
 
-__all__ = ["check_parsers", "mutate", "run", "seeds"]
-
 _POLICY: Final = MediaPolicy.of(domains=["*", "*:8080"], allow_http=True)
 _PORTS: Final = {"http": 80, "https": 443}
 _WORDS: Final = (

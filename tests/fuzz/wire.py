@@ -28,8 +28,6 @@ from tests.fuzz.records import join, split
 from tests.wire import examples
 from tests.wire.examples import LAYOUT, SMALL, digest_of, feature_of_rows, frontend_session, submit, worker_session
 
-__all__ = ["mutate", "opens", "run", "seeds"]
-
 _GOLDEN: Final = max((Path(examples.__file__).parent / "golden").iterdir(), key=lambda path: int(path.name[1:]))
 _TO_FRONTEND: Final = frozenset(kind.__name__.lower() for kind in get_args(WorkerMessage))
 _PREFIX_BYTES: Final = 16

@@ -25,10 +25,10 @@ from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
 from semel.lab.testing.models import build
 from semel.telemetry.dashboard import PANELS, Panel
-from tests.fleet.driving import Driver, Tally, ask_alone
-from tests.fleet.plan import Load, pictures, plan
-from tests.fleet.processes import Fleet, running_fleet
 from tests.telemetry.prometheus import Prometheus, running_prometheus
+from tools.fleet.driving import Driver, Tally, ask_alone
+from tools.fleet.plan import Load, pictures, plan
+from tools.fleet.processes import Fleet, running_fleet
 
 RATE_INTERVAL = "10s"
 STEP_S = 1.0

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.clients.comparison import REQUESTS, Verdict
-
-__all__ = ["Row", "lines_of", "replace_rows"]
+from tools.client_comparison import REQUESTS, Verdict
 
 HEAD = (
     f"| client | version | API | {' | '.join(REQUESTS)} |",

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CLIENTS", "Client", "python_of"]
-
 _INSTALL_S: Final = 1_800.0
 
 

@@ -13,20 +13,6 @@ import numpy as np
 from tests.engine.parity import picture
 from tests.serve.served import image_url
 
-__all__ = [
-    "REFUSALS",
-    "TOKENS",
-    "Ask",
-    "Chat",
-    "Kind",
-    "Load",
-    "Repeats",
-    "body_of",
-    "pictures",
-    "plan",
-    "plan_repeats",
-]
-
 Chat = tuple[int, ...]
 """The images that a chat shows, by number."""
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 from semel.core import Digest
-from tests.fleet.linear import Candidate, choose, shipped
+from tools.fleet.linear import Candidate, choose, shipped
 
 LAG_S = 0.02
 """How old what workers announce may be: they tell their load at most every 20 ms."""

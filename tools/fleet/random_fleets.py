@@ -1,4 +1,4 @@
-"""`python -m tests.fleet.random_fleets [FLEETS] [FIRST_SEED]`: random fleets, chosen from in two ways.
+"""`python -m tools.fleet.random_fleets [FLEETS] [FIRST_SEED]`: random fleets, chosen from in two ways.
 
 A fleet lives for some steps: workers come and go, announce and withdraw, are sent items, lose their sessions, and have
 other loads. After every step both choose for a random request. The scan asks every worker; the shipped code asks the
@@ -17,10 +17,8 @@ from semel.core import Digest, FeatureInfo, Layout
 from semel.fleet.balance import Balance
 from semel.fleet.pending import PendingRequests
 from semel.ledger import Directory, Ledger
-from tests.fleet.linear import Candidate, choose
 from tests.ledger.examples import gone, have
-
-__all__ = ["RandomFleet", "differing"]
+from tools.fleet.linear import Candidate, choose
 
 STEPS = 10
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from tests.fuzz.target import Target
 
-__all__ = ["Outcome", "fuzz"]
-
 _ROOT: Final = Path(__file__).parent.parent.parent
 _RSS_LIMIT_MB: Final = 2_048
 _INPUT_TIMEOUT_S: Final = 10
@@ -76,7 +74,7 @@ def fuzz(
 
 def _harness(target: Target, options: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
     limits = [f"-rss_limit_mb={_RSS_LIMIT_MB}", f"-timeout={_INPUT_TIMEOUT_S}"]
-    command = [sys.executable, "-m", "tests.fuzz.harness", target.name, *limits, *options]
+    command = [sys.executable, "-m", "tools.fuzz.harness", target.name, *limits, *options]
     # A process begins with the peak of memory of whoever started it, so a small one does: ours may be over the limit.
     within = ["timeout", "--foreground", "--signal=KILL", f"{timeout_s}"]
     done = subprocess.run(

@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from semel.lab.bench.ports import free_port
-from tests.fleet.processes import ENGINE_FLAGS, ENGINE_START_S, ENVIRONMENT, ITEM_CACHE_GB, Node
-
-__all__ = ["running_bare"]
+from tools.fleet.processes import ENGINE_FLAGS, ENGINE_START_S, ENVIRONMENT, ITEM_CACHE_GB, Node
 
 
 @contextmanager

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-__all__ = ["mutate"]
-
 _LENGTHS: Final = (0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 _MAX_BYTES: Final = 64 << 10
 _HEAD: Final = 256  # where most fields are that say how large everything is

@@ -13,8 +13,6 @@ from typing import Any
 
 from tests.fuzz.target import Run
 
-__all__ = ["Step", "reached"]
-
 Step = tuple[str, int, int]
 """A module, and two lines that were run in turn."""
 

@@ -12,8 +12,6 @@ from semel.core import Digest
 from semel.core.rendezvous import rank
 from semel.fleet.balance import Balance
 
-__all__ = ["Candidate", "bound_over", "bound_over_holders", "choose", "shipped"]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

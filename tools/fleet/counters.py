@@ -10,10 +10,8 @@ from typing import Self
 
 from semel.telemetry import metrics
 from semel.telemetry.metric import Metric
-from tests.fleet.processes import Node
 from tests.serve.served import sum_of
-
-__all__ = ["Counts", "settled", "until_idle"]
+from tools.fleet.processes import Node
 
 SETTLE_S = 60.0
 PAUSE_S = 0.25

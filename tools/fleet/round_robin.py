@@ -1,4 +1,4 @@
-"""`python -m tests.fleet.round_robin frontend …`: the `semel` command with a frontend that asks its workers in turn.
+"""`python -m tools.fleet.round_robin frontend …`: the `semel` command with a frontend that asks its workers in turn.
 
 The control for `semel.fleet.balance`: everything else is the same, so what differs is the choice. No flag of semel's
 does this: nobody should want it.
@@ -11,8 +11,6 @@ from unittest.mock import patch
 
 from semel import cli
 from semel.fleet.ranking import numbers_in
-
-__all__ = ["RoundRobin", "main"]
 
 
 class RoundRobin:

@@ -1,6 +1,6 @@
 """The requests that clients, gateways and user interfaces send, as they send them, and what bare vLLM 0.32 answers.
 
-`python -m tests.frontend.user_trial URL` sends them to a server, semel or vLLM, and prints what it answers.
+`python -m tools.user_trial URL` sends them to a server, semel or vLLM, and prints what it answers.
 Transcriptions and other media have tests of their own (`test_transcriptions`, `tests/serve`).
 """
 

@@ -11,8 +11,6 @@ import msgspec
 
 from tests.serve.differences import flat
 
-__all__ = ["ABSENT", "DIFFERENCES", "ERROR", "REQUESTS", "Difference", "Reply", "Verdict", "compare", "read_replies"]
-
 REQUESTS: Final = ("text", "image", "stream", "tools", "structured")
 """What every client is made to send, if it can."""
 

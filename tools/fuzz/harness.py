@@ -1,4 +1,4 @@
-"""The process that fuzzes one target: `python -m tests.fuzz.harness NAME [options of libFuzzer] [folders]`.
+"""The process that fuzzes one target: `python -m tools.fuzz.harness NAME [options of libFuzzer] [folders]`.
 
 atheris instruments what is imported under it, so nothing of semel is imported before; what a target imports only when
 it runs is imported by a first pass over its seeds.
@@ -18,8 +18,6 @@ from typing import Any, Final
 from tests.fuzz.mutation import stretched
 from tests.fuzz.target import Run, Target
 from tests.fuzz.targets import find
-
-__all__ = ["main"]
 
 _STRETCHED: Final = 0.05
 _STRUCTURED: Final = 0.5

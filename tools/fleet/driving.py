@@ -12,9 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from semel.errors import WorkerLost
-from tests.fleet.plan import TOKENS, Ask, Chat, Kind, body_of
-
-__all__ = ["Driver", "Reference", "Tally", "ask_alone", "token_ids"]
+from tools.fleet.plan import TOKENS, Ask, Chat, Kind, body_of
 
 REQUEST_S = 120.0
 PROGRESS_S = 2.0

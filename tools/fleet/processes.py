@@ -42,7 +42,7 @@ ITEMS_HELD = 44
 """How many of them an engine's item cache holds."""
 
 ROOT = Path(__file__).parents[2]
-ROUND_ROBIN = (sys.executable, "-m", "tests.fleet.round_robin")
+ROUND_ROBIN = (sys.executable, "-m", "tools.fleet.round_robin")
 """The `semel` command whose frontends ask their workers in turn."""
 
 ITEM_CACHE_GB = (ITEMS_HELD + 0.5) * FEATURE_BYTES / 2**30
