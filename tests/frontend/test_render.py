@@ -39,13 +39,6 @@ async def test_a_rendered_chat_names_its_items_by_digest_place_and_mask(app: Rig
     assert not set(unsalted) & set(features["mm_hashes"]["image"])
 
 
-async def test_text_without_items_has_no_features(app: Rig) -> None:
-    answer = await app.ok(RENDER, {"messages": [{"role": "user", "content": "hello"}]})
-    assert answer["features"] is None
-    assert answer["request_id"].startswith("chatcmpl-")
-    assert answer["model"] == "tiny"
-
-
 @pytest.mark.slow
 async def test_vllm_s_own_types_take_every_answer_E2(app: Rig) -> None:
     from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
@@ -74,14 +67,6 @@ async def test_tokens_of_a_chat_are_those_that_it_is_executed_with(app: Rig) -> 
         "tokens": prompt.token_ids,
         "token_strs": None,
     }
-
-
-async def test_tokens_can_be_named_as_the_vocabulary_has_them(app: Rig) -> None:
-    raw = app.pipeline.tokenizer._raw
-    for sent in ({"prompt": "hello there"}, body(3)):
-        answer = await app.ok("/tokenize", {**sent, "return_token_strs": True})
-        assert answer["token_strs"] == [raw.id_to_token(token) for token in answer["tokens"]]
-        assert len(answer["token_strs"]) == answer["count"]
 
 
 def test_a_tokenizer_of_another_process_refuses_to_name_tokens() -> None:
@@ -154,3 +139,11 @@ async def test_while_nothing_is_served_nothing_is_shown(app: Rig) -> None:
     for path, sent in ((RENDER, body(1)), ("/tokenize", {"prompt": "hello"}), ("/detokenize", {"tokens": [1]})):
         status, told = await app.refused(path, sent)
         assert (status, "being warmed up" in told) == (503, True)
+
+
+async def test_tokens_can_be_named_as_the_vocabulary_has_them(app: Rig) -> None:
+    raw = app.pipeline.tokenizer._raw
+    for sent in ({"prompt": "hello there"}, body(3)):
+        answer = await app.ok("/tokenize", {**sent, "return_token_strs": True})
+        assert answer["token_strs"] == [raw.id_to_token(token) for token in answer["tokens"]]
+        assert len(answer["token_strs"]) == answer["count"]
