@@ -46,14 +46,6 @@ async def test_a_name_that_changes_its_address_between_check_and_connection_fool
     assert len(inside.seen) == 1  # the naive one
 
 
-async def test_a_name_is_looked_up_once_for_a_connection(outside: Origin) -> None:
-    outside["/"] = b"cat"
-    names = Names(cat_example=[[OUTSIDE], [INSIDE]])
-    async with fetcher(f"cat.example:{outside.port}", networks=[f"{OUTSIDE}/32"], lookup=names) as fetching:
-        assert await get(fetching, outside.url("/", "cat.example")) == b"cat"
-    assert names.asked == ["cat.example"]
-
-
 async def test_of_a_name_s_addresses_only_the_allowed_ones_are_tried(inside: Origin, outside: Origin) -> None:
     """The one inside listens at the same port, and comes first."""
     outside["/"] = b"cat"
@@ -134,14 +126,6 @@ async def test_redirects_are_few(outside: Origin) -> None:
         with pytest.raises(MediaUnavailable, match="more than 3 times"):
             await get(fetching, outside.url("/2"))
         assert outside.targets == ["/2", "/3", "/4", "/5"]
-
-
-@pytest.mark.parametrize("headers", [{}, {"location": ""}])
-async def test_a_redirect_to_nowhere_is_no_answer(outside: Origin, headers: dict[str, str]) -> None:
-    outside["/go"] = reply(b"", 302, **headers)
-    async with fetcher(f"{OUTSIDE}:{outside.port}", networks=[f"{OUTSIDE}/32"]) as fetching:
-        with pytest.raises((MediaUnavailable, MediaNotAllowed)):
-            await get(fetching, outside.url("/go"))
 
 
 async def test_all_hops_share_one_limit_of_time(outside: Origin) -> None:
