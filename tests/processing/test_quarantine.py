@@ -57,14 +57,6 @@ def test_a_suspect_has_a_second_try_S6(deadly: Quarantine) -> None:
     assert isinstance(deadly.refusal(A, {}), MediaTooLarge)
 
 
-def test_what_was_processed_after_all_is_no_suspect_any_more(deadly: Quarantine) -> None:
-    deadly.suspect(A, {}, REFUSAL)
-    deadly.clear(B, {})
-    deadly.clear(A, {})
-    deadly.suspect(A, {}, REFUSAL)
-    assert deadly.refusal(A, {}) is None
-
-
 def test_it_is_tried_again_after_a_while(deadly: Quarantine, clock: Clock) -> None:
     deadly.condemn(A, {}, REFUSAL)
     deadly.suspect(B, {}, REFUSAL)
@@ -82,12 +74,3 @@ def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: Quarantine
         deadly.condemn(media, {}, REFUSAL)
     assert len(deadly) == 3
     assert [deadly.refusal(media, {}) is not None for media in many] == [False, False, True, True, True]
-
-
-def test_nothing_is_hashed_while_nothing_of_that_size_is_remembered(
-    deadly: Quarantine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deadly.condemn(A, {}, REFUSAL)
-    monkeypatch.setattr("semel.processing.pool.quarantine._name", lambda *_: pytest.fail("it was hashed"))
-    assert deadly.refusal(Media("image", b"another length"), {}) is None
-    deadly.clear(Media("image", b"another length"), {})
