@@ -38,77 +38,30 @@ def test_a_url_is_read_into_its_canonical_value(text: str, expected: object) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "example.com", "//example.com/", "ftp://example.com/", "gopher://example.com/", "javascript:1", "jar:x"),
-        *("https:example.com", "https:/example.com", "https:///example.com", "https://", "https://?a", "https://:443/"),
-        *(
-            " https://example.com",
-            "https://example.com ",
-            "https://exa mple.com",
-            "https://example.com/a b",
-            "\thttps://a",
-        ),
-        *(
-            "https://exam\nple.com/",
-            "https://example.com/\r\nHost: b",
-            "https://example.com/\0",
-            "https://a\0b.example/",
-        ),
-        *(
-            "https://example.com\\@b.example/",
-            "https:\\\\example.com",
-            "https://example.com/a\\b",
-            "https://a\\b.example",
-        ),
-        *(
-            "https://user@example.com/",
-            "https://user:pw@example.com/",
-            "https://a@b@example.com/",
-            "https://@example.com",
-        ),
-        *(
-            "https://example%2ecom/",
-            "https://%31%32%37.0.0.1/",
-            "https://a%00.example/",
-            "https://example.com%23.b.example",
-        ),
-        *("https://2130706433/", "https://0x7f000001/", "https://0177.0.0.1/", "https://127.1/", "https://127.0.1/"),
-        *("https://0x7f.0.0.1/", "https://127.0.0.01/", "https://1.2.3.4.5/", "https://256.0.0.1/", "https://0/"),
-        *("https://a.0x/", "https://example.1/", "https://①②⑦.1/"),
-        *("https://[::1", "https://::1/", "https://[::1%25eth0]/", "https://[fe80::1%eth0]/", "https://[127.0.0.1]/"),
-        *("https://[v1.a]/", "https://[::1]a/", "https://[]/", "https://[[::1]]/", "https://a[::1]/"),
-        *("https://example.com:/", "https://example.com:0/", "https://example.com:65536/", "https://example.com:080/"),
-        *(
-            "https://example.com:80:80/",
-            "https://example.com:-1/",
-            "https://example.com:８０/",
-            "https://example.com:a/",
-        ),
-        *(
-            "https://example..com/",
-            "https://.example.com/",
-            "https://example.com../",
-            "https://-a.example/",
-            "https://a-/",
-        ),
-        *("https://exam|ple.com/", "https://exam<ple.com/", "https://exam*ple.com/", "https://a,b/", "https://a;b/"),
-        *("https://example.com/ü", "https://example.com/%", "https://example.com/%zz", "https://example.com/?a=|"),
-        *(
-            "https://\u202eexample.com/",
-            "https://a\u2044b.example/",
-            "https://exa\u00admple\ud800.com/",
-            "https://a／b.example",
-        ),
-        *("https://" + "a" * 64 + ".example/", "https://" + "a." * 127 + "example/", "https://e.com/" + "a" * 8_192),
-        *(
-            "file://host/a",
-            "file:a",
-            "file:/a",
-            "file:////../a",
-            "file:///a/../b",
-            "file:///a/%2e%2e/b",
-            "file:///a%00",
-        ),
-        *("file:///a?b", "file:///a#b", "file:///%ff", "file:///a\\b", "file://127.0.0.1/a"),
+        *("", "example.com", "//example.com/", "ftp://example.com/", "gopher://example.com/", "javascript:1"),
+        *("jar:x", "https:example.com", "https:/example.com", "https:///example.com", "https://", "https://?a"),
+        *("https://:443/", " https://example.com", "https://example.com ", "https://exa mple.com"),
+        *("https://example.com/a b", "\thttps://a", "https://exam\nple.com/", "https://example.com/\r\nHost: b"),
+        *("https://example.com/\0", "https://a\0b.example/", "https://example.com\\@b.example/"),
+        *("https:\\\\example.com", "https://example.com/a\\b", "https://a\\b.example", "https://user@example.com/"),
+        *("https://user:pw@example.com/", "https://a@b@example.com/", "https://@example.com"),
+        *("https://example%2ecom/", "https://%31%32%37.0.0.1/", "https://a%00.example/"),
+        *("https://example.com%23.b.example", "https://2130706433/", "https://0x7f000001/", "https://0177.0.0.1/"),
+        *("https://127.1/", "https://127.0.1/", "https://0x7f.0.0.1/", "https://127.0.0.01/", "https://1.2.3.4.5/"),
+        *("https://256.0.0.1/", "https://0/", "https://a.0x/", "https://example.1/", "https://①②⑦.1/"),
+        *("https://[::1", "https://::1/", "https://[::1%25eth0]/", "https://[fe80::1%eth0]/"),
+        *("https://[127.0.0.1]/", "https://[v1.a]/", "https://[::1]a/", "https://[]/", "https://[[::1]]/"),
+        *("https://a[::1]/", "https://example.com:/", "https://example.com:0/", "https://example.com:65536/"),
+        *("https://example.com:080/", "https://example.com:80:80/", "https://example.com:-1/"),
+        *("https://example.com:８０/", "https://example.com:a/", "https://example..com/", "https://.example.com/"),
+        *("https://example.com../", "https://-a.example/", "https://a-/", "https://exam|ple.com/"),
+        *("https://exam<ple.com/", "https://exam*ple.com/", "https://a,b/", "https://a;b/", "https://example.com/ü"),
+        *("https://example.com/%", "https://example.com/%zz", "https://example.com/?a=|"),
+        *("https://\u202eexample.com/", "https://a\u2044b.example/", "https://exa\u00admple\ud800.com/"),
+        *("https://a／b.example", "https://" + "a" * 64 + ".example/", "https://" + "a." * 127 + "example/"),
+        *("https://e.com/" + "a" * 8_192, "file://host/a", "file:a", "file:/a", "file:////../a", "file:///a/../b"),
+        *("file:///a/%2e%2e/b", "file:///a%00", "file:///a?b", "file:///a#b", "file:///%ff", "file:///a\\b"),
+        "file://127.0.0.1/a",
     ],
 )
 def test_what_two_parsers_might_read_differently_is_refused_S2(text: str) -> None:
@@ -188,7 +141,3 @@ def test_a_redirect_leads_where_the_standard_says(location: str, expected: WebUr
 def test_a_redirect_to_anything_but_a_plain_url_is_refused_S3(location: str) -> None:
     with pytest.raises(InvalidRequest):
         HERE.join(location)
-
-
-def test_a_log_shows_no_query() -> None:
-    assert str(WebUrl("https", "::1", 8443, "/a?signature=secret")) == "https://[::1]:8443/a"

@@ -103,13 +103,6 @@ async def test_a_thousand_inspections_change_neither_content_nor_order_nor_count
         assert drawing.seen() == twin.seen()
 
 
-async def test_who_names_no_intent_executes_E1(parts_renderer: ChatRenderer) -> None:
-    drawing = Drawing(parts_renderer, LruCache(1 << 20))
-    rendered = await drawing.pipeline.render(await drawing.pipeline.read_chat(chat(1)))
-    assert len(rendered.features) == len(drawing.cache) == 1
-    assert drawing.lookups == {("image", False): 1}
-
-
 async def test_what_one_path_has_processed_the_other_path_only_looks_up_E1(parts_renderer: ChatRenderer) -> None:
     drawing = Drawing(parts_renderer, NoCache())
     executed = await drawing.pipeline.chat(chat(1, 2))
@@ -126,15 +119,6 @@ async def test_what_a_worker_has_announced_is_not_processed_for_an_inspection(pa
     rendered = await drawing.pipeline.inspector.render(draft, held.get)
     assert rendered.prompt == (await drawing.pipeline.chat(chat(1, 2))).prompt
     assert drawing.processed == [1, 2]  # by the chat
-
-
-async def test_equal_inspections_in_flight_are_one_and_execution_does_not_join_them(
-    parts_renderer: ChatRenderer,
-) -> None:
-    drawing = Drawing(parts_renderer, NoCache())
-    await asyncio.gather(*(inspect(drawing, 1) for _ in range(8)), drawing.pipeline.chat(chat(1)))
-    assert drawing.processed.count(1) <= 2
-    assert drawing.pipeline.flight.joined == 0
 
 
 async def test_inspections_process_apart_where_processing_writes_into_the_main_cache_E1(

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from semel.errors import ConfigError
 from semel.lab.bench.ports import free_port
 from semel.web.host_check import HostCheck, allowed_hosts_at, is_allowed_host
-from semel.web.peers import PeerSettings, network_of, parse_networks, plain_address
+from semel.web.peers import network_of, parse_networks, plain_address
 from semel.web.server import HttpServer
 from tests.waiting import until
 
@@ -37,11 +37,6 @@ def test_any_text_is_some_client_and_what_is_no_address_is_the_same_one(text: st
 def test_what_is_no_network_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match="--forwarded-allow-ips"):
         parse_networks([text])
-
-
-def test_networks_come_one_by_one_or_with_commas() -> None:
-    found = PeerSettings(forwarded_allow_ips=("10.0.0.0/8,192.0.2.1", "2001:db8::/32")).proxies
-    assert found == ("10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32")
 
 
 class Echo:
