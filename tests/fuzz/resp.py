@@ -19,15 +19,7 @@ from tests.fuzz.records import join, split
 _BOUND_BYTES: Final = 1 << 18
 _MAX_SMALL: Final = 100
 _WORDS: Final = (
-    b"+OK\r\n",
-    b"$-1\r\n",
-    b"$5\r\n",
-    b"\r\n",
-    b":1\r\n",
-    b"-OOM x\r\n",
-    b"*1\r\n",
-    b"$536870912\r\n",
-    b"-1",
+    *(b"+OK\r\n", b"$-1\r\n", b"$5\r\n", b"\r\n", b":1\r\n", b"-OOM x\r\n", b"*1\r\n", b"$536870912\r\n", b"-1"),
 )
 
 

@@ -123,19 +123,8 @@ def test_a_redirect_leads_where_the_standard_says(location: str, expected: WebUr
 @pytest.mark.parametrize(
     "location",
     [
-        "file:///etc/passwd",
-        "data:,x",
-        "gopher://x/",
-        "https://a@b/",
-        "/a b",
-        "\\\\b\\c",
-        "//b\\c/",
-        "https:x",
-        "x:y",
-        "1:x/../",
-        "\x14ttp:127.0.0.1/../",
-        "a b/../c",
-        "/ü",
+        *("file:///etc/passwd", "data:,x", "gopher://x/", "https://a@b/", "/a b", "\\\\b\\c", "//b\\c/", "https:x"),
+        *("x:y", "1:x/../", "\x14ttp:127.0.0.1/../", "a b/../c", "/ü"),
     ],
 )
 def test_a_redirect_to_anything_but_a_plain_url_is_refused_S3(location: str) -> None:
