@@ -14,11 +14,11 @@ import pytest
 
 from semel.media.fetch.url import WebUrl, parse_url
 from semel.render import ChatRenderer, Conversation
-from tests.fuzz import chat, planted, safetensors_file, url, wire
-from tests.fuzz.oracle import Finding, bounded
-from tests.fuzz.target import CORPUS, Target, TooSlow, timed
-from tests.fuzz.targets import TARGETS, find
+from tools.fuzz import chat, planted, safetensors_file, url, wire
+from tools.fuzz.oracle import Finding, bounded
 from tools.fuzz.running import Outcome, fuzz
+from tools.fuzz.target import CORPUS, Target, TooSlow, timed
+from tools.fuzz.targets import TARGETS, find
 
 MAX_FILES = 200
 MAX_BYTES = 300_000

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz.target import Target
-from tests.fuzz.targets import TARGETS, find
 from tools.fuzz.reach import Step, reached
 from tools.fuzz.running import Outcome, fuzz
+from tools.fuzz.target import Target
+from tools.fuzz.targets import TARGETS, find
 
 _DEFAULT_S: Final = 60
 _LONGEST_S: Final = 86_400

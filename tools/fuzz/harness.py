@@ -15,9 +15,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from tests.fuzz.mutation import stretched
-from tests.fuzz.target import Run, Target
-from tests.fuzz.targets import find
+from tools.fuzz.mutation import stretched
+from tools.fuzz.target import Run, Target
+from tools.fuzz.targets import find
 
 _STRETCHED: Final = 0.05
 _STRUCTURED: Final = 0.5

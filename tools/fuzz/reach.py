@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from tests.fuzz.target import Run
+from tools.fuzz.target import Run
 
 Step = tuple[str, int, int]
 """A module, and two lines that were run in turn."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz.target import Target
+from tools.fuzz.target import Target
 
 _ROOT: Final = Path(__file__).parent.parent.parent
 _RSS_LIMIT_MB: Final = 2_048

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.fuzz.target import Target
+from tools.fuzz.target import Target
 
 _PILLOW: Final = (
     *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.TiffImagePlugin"),
@@ -18,21 +18,21 @@ _MEDIA_MS: Final = 1_000.0
 TARGETS: Final = (
     Target(
         "image",
-        "tests.fuzz.image",
+        "tools.fuzz.image",
         "bytes to RGB, upright, within limits (S5, S7, S8, S13)",
         ("semel.media", *_PILLOW),
         base_ms=_MEDIA_MS,
     ),
     Target(
         "audio",
-        "tests.fuzz.audio",
+        "tools.fuzz.audio",
         "bytes to mono float32 samples (S5, S7, S8, S13)",
         ("semel.media",),
         base_ms=_MEDIA_MS,
     ),
     Target(
         "video",
-        "tests.fuzz.video",
+        "tools.fuzz.video",
         "bytes to the frames that are wanted (S5, S7, S8)",
         ("semel.media",),
         max_bytes=6_144,
@@ -40,25 +40,25 @@ TARGETS: Final = (
     ),
     Target(
         "wire",
-        "tests.fuzz.wire",
+        "tools.fuzz.wire",
         "frames of a peer to events or a reset (S10)",
         ("semel.core", "semel.wire"),
     ),
     Target(
         "safetensors",
-        "tests.fuzz.safetensors_file",
+        "tools.fuzz.safetensors_file",
         "an injected file to features, as the library reads it (S9, S10)",
         ("semel.core", "semel.wire"),
     ),
     Target(
         "pipe",
-        "tests.fuzz.pipe",
+        "tools.fuzz.pipe",
         "what a pool process says to a feature or an error (S6, S10)",
         ("semel.core", "semel.processing"),
     ),
     Target(
         "resp",
-        "tests.fuzz.resp",
+        "tools.fuzz.resp",
         "what an embedding store answers to values or a failure (S10, S26)",
         ("semel.embeddings",),
         max_bytes=1_024,
@@ -66,28 +66,28 @@ TARGETS: Final = (
     ),
     Target(
         "data-url",
-        "tests.fuzz.data_url",
+        "tools.fuzz.data_url",
         "a data URL to bytes, as the standard library decodes it (S2, S11)",
         ("semel.render",),
         max_bytes=8_192,
     ),
     Target(
         "url",
-        "tests.fuzz.url",
+        "tools.fuzz.url",
         "a URL and a redirect to host, port and target, as other parsers read them (S1, S2, S3)",
         ("semel.media", "idna"),
         max_bytes=4_096,
     ),
     Target(
         "freshness",
-        "tests.fuzz.freshness",
+        "tools.fuzz.freshness",
         "fields of a response to how long it may be used (S4)",
         ("semel.media", "email"),
         max_bytes=8_192,
     ),
     Target(
         "chat",
-        "tests.fuzz.chat",
+        "tools.fuzz.chat",
         "JSON of a chat to a prompt in which no text is a placeholder (S14, S15)",
         ("semel.render",),
     ),
@@ -96,24 +96,24 @@ TARGETS: Final = (
 PLANTED: Final = (
     Target(
         "planted-codec",
-        "tests.fuzz.planted",
+        "tools.fuzz.planted",
         "a frame whose length nobody checks",
-        ("tests.fuzz.planted",),
+        ("tools.fuzz.planted",),
         max_bytes=64,
         function="run_codec",
     ),
     Target(
         "planted-image",
-        "tests.fuzz.planted",
+        "tools.fuzz.planted",
         "an image decoder that maps no errors",
         _PILLOW,
         function="run_image",
     ),
     Target(
         "planted-header",
-        "tests.fuzz.planted",
+        "tools.fuzz.planted",
         "a pattern that takes a step for each pair of blanks",
-        ("tests.fuzz.planted",),
+        ("tools.fuzz.planted",),
         max_bytes=8_192,
         function="run_header",
     ),

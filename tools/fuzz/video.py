@@ -12,7 +12,7 @@ import numpy as np
 
 from semel.errors import RequestError
 from semel.media import DecodeLimits, VideoHeader, decode_video
-from tests.fuzz.oracle import check_decoders_message, expect
+from tools.fuzz.oracle import check_decoders_message, expect
 
 _LIMITS: Final = DecodeLimits(max_image_pixels=1 << 16, max_video_s=20.0, max_video_pixels=1 << 18)
 _MAX_FRAMES: Final = 4

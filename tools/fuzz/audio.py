@@ -11,7 +11,7 @@ import numpy as np
 
 from semel.errors import RequestError
 from semel.media import DecodeLimits, decode_audio
-from tests.fuzz.oracle import check_decoders_message, expect
+from tools.fuzz.oracle import check_decoders_message, expect
 
 _LIMITS: Final = DecodeLimits(max_audio_s=2.0)
 _RATE: Final = 16_000

@@ -10,7 +10,7 @@ from PIL import Image
 
 from semel.errors import RequestError
 from semel.media import DecodeLimits, decode_image
-from tests.fuzz.oracle import check_decoders_message, expect
+from tools.fuzz.oracle import check_decoders_message, expect
 
 LIMITS: Final = DecodeLimits(max_image_pixels=1 << 16)
 _ORIENTATION: Final = 0x0112

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-CORPUS: Final = Path(__file__).parent / "corpus"
+CORPUS: Final = Path(__file__).parents[2] / "tests/fuzz/corpus"
 """One folder per target; what was found and has been fixed is in its `findings`."""
 
 Run = Callable[[bytes], None]

@@ -12,9 +12,9 @@ import safetensors
 from semel.core import Digest, Feature
 from semel.errors import InvalidRequest
 from semel.interchange.safetensors import Empty, Entry, FeatureEntry, read, write
-from tests.fuzz.mutation import edited, edited_text
-from tests.fuzz.oracle import bounded, check_message, expect
 from tests.wire.examples import digest_of, feature_of_rows, same
+from tools.fuzz.mutation import edited, edited_text
+from tools.fuzz.oracle import bounded, check_message, expect
 
 _LENGTH_BYTES: Final = 8
 _BOUND_BYTES: Final = 1 << 20

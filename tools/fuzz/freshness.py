@@ -12,8 +12,8 @@ from random import Random
 from typing import Final
 
 from semel.media.fetch.freshness import Freshness
-from tests.fuzz.mutation import edited_text
-from tests.fuzz.oracle import expect
+from tools.fuzz.mutation import edited_text
+from tools.fuzz.oracle import expect
 
 _NOW: Final = 1_700_000_000.0
 _YEAR_S: Final = 366 * 86_400

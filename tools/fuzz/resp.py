@@ -12,9 +12,9 @@ from typing import Final
 from semel.embeddings.protocol import StoreDown, StoreError
 from semel.embeddings.replies import Refusal, Replies
 from semel.embeddings.seal import Header
-from tests.fuzz.mutation import edited_records
-from tests.fuzz.oracle import bounded, check_message, expect
-from tests.fuzz.records import join, split
+from tools.fuzz.mutation import edited_records
+from tools.fuzz.oracle import bounded, check_message, expect
+from tools.fuzz.records import join, split
 
 _BOUND_BYTES: Final = 1 << 18
 _MAX_SMALL: Final = 100

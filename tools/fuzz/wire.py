@@ -22,11 +22,11 @@ from semel.wire.events import Admitted, Event, Opened, Reset
 from semel.wire.messages import Accepted, Delta, Lend, Message, Status, Submit, WorkerMessage
 from semel.wire.session import Session
 from semel.wire.translation import announcement_of, layout_of, lease_of, prompt_of, sizes_of, status_of
-from tests.fuzz.mutation import edited, edited_records
-from tests.fuzz.oracle import Finding, bounded, expect
-from tests.fuzz.records import join, split
 from tests.wire import examples
 from tests.wire.examples import LAYOUT, SMALL, digest_of, feature_of_rows, frontend_session, submit, worker_session
+from tools.fuzz.mutation import edited, edited_records
+from tools.fuzz.oracle import Finding, bounded, expect
+from tools.fuzz.records import join, split
 
 _GOLDEN: Final = max((Path(examples.__file__).parent / "golden").iterdir(), key=lambda path: int(path.name[1:]))
 _TO_FRONTEND: Final = frozenset(kind.__name__.lower() for kind in get_args(WorkerMessage))

@@ -19,9 +19,9 @@ from semel.errors import RequestError
 from semel.media.fetch.address import Address, is_public
 from semel.media.fetch.policy import MediaPolicy
 from semel.media.fetch.url import FileUrl, Url, WebUrl, parse_url
-from tests.fuzz.mutation import edited_text
-from tests.fuzz.oracle import check_message, expect
-from tests.fuzz.records import join, split
+from tools.fuzz.mutation import edited_text
+from tools.fuzz.oracle import check_message, expect
+from tools.fuzz.records import join, split
 
 _POLICY: Final = MediaPolicy.of(domains=["*", "*:8080"], allow_http=True)
 _PORTS: Final = {"http": 80, "https": 443}

@@ -41,10 +41,10 @@ from semel.processing.pool.pipe import (
     read_header,
 )
 from semel.processing.pool.prompts import assembly_of, decode_prompt, encode_prompt, payload_of_assembly
-from tests.fuzz.mutation import edited, edited_records
-from tests.fuzz.oracle import bounded, expect
-from tests.fuzz.records import join, split
 from tests.wire.examples import feature_of_rows
+from tools.fuzz.mutation import edited, edited_records
+from tools.fuzz.oracle import bounded, expect
+from tools.fuzz.records import join, split
 
 _MAX: Final = 4_096
 _BOUND_BYTES: Final = 1 << 20

@@ -11,8 +11,8 @@ from typing import Final
 from semel.core import Modality
 from semel.errors import RequestError
 from semel.render import MediaUrl, source_from
-from tests.fuzz.mutation import edited_text
-from tests.fuzz.oracle import Finding, check_message, expect
+from tools.fuzz.mutation import edited_text
+from tools.fuzz.oracle import Finding, check_message, expect
 
 _MODALITIES: Final[tuple[Modality, ...]] = ("audio", "image", "video")
 _WORDS: Final = (

@@ -23,8 +23,8 @@ from semel.lab.testing.models.tokenizer import train
 from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer
 from semel.render.chat.sandbox import Template
 from semel.render.tokens.expand import expand
-from tests.fuzz.mutation import edited
-from tests.fuzz.oracle import check_message, expect
+from tools.fuzz.mutation import edited
+from tools.fuzz.oracle import check_message, expect
 
 _PLACEHOLDERS: Final[Mapping[Modality, str]] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 _VOCABULARY_TOKENS: Final = 512

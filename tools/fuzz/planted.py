@@ -10,7 +10,7 @@ from contextlib import suppress
 from PIL import Image
 
 from semel.errors import MediaUndecodable
-from tests.fuzz import image
+from tools.fuzz import image
 
 _VALUE = re.compile(r"\s*([^\s,]*)\s*(?:,|$)")
 """Blanks can be split in as many ways as there are, and are, if what follows them does not fit."""
