@@ -104,6 +104,13 @@ async def test_a_clip_is_translated_in_vllm_s_shape(speech: Rig, hearing: Hearin
         assert name in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("data", [b"ID3\3" + bytes(99), b"OggS" + bytes(99), b"RIFF", b"x"])
+async def test_what_does_not_decode_is_refused_S6(speech: Rig, hearing: Hearing, data: bytes) -> None:
+    assert "does not decode" in await refusal(speech, data, language="en")
+    assert not hearing.asked
+    assert settled(speech)
+
+
 @pytest.mark.slow
 async def test_a_clip_over_the_length_is_refused_and_the_flag_named_S5(speech: Rig, hearing: Hearing) -> None:
     for data in (clip(301), sound(301, "ogg-opus")):
@@ -216,10 +223,3 @@ async def test_a_client_that_goes_away_leaves_nothing_behind_S18(speech: Rig, he
             break
     await until(lambda: settled(speech))
     assert hearing.asked
-
-
-@pytest.mark.parametrize("data", [b"ID3\3" + bytes(99), b"OggS" + bytes(99), b"RIFF", b"x"])
-async def test_what_does_not_decode_is_refused_S6(speech: Rig, hearing: Hearing, data: bytes) -> None:
-    assert "does not decode" in await refusal(speech, data, language="en")
-    assert not hearing.asked
-    assert settled(speech)

@@ -170,6 +170,14 @@ async def test_a_frontend_that_drains_is_not_ready_refuses_and_answers_what_it_t
     assert (await inside).status_code == 200
 
 
+async def test_waiting_for_an_empty_gate_has_an_end() -> None:
+    gate = RequestLimiter()
+    place = gate.enter("")
+    assert not await gate.until_empty(0.01)
+    gate.leave(place)
+    assert await gate.until_empty(0.01)
+
+
 async def test_a_request_that_takes_too_long_is_answered_with_504() -> None:
     app, gate, meter = door(silent, ConcurrencyLimits(max_request_s=0.02))
     late, task = await begin(app)
@@ -301,6 +309,11 @@ async def test_what_has_been_answered_is_not_cut_off() -> None:
     assert (late.status, bytes(late.body), refusals(meter, "not_ready")) == (200, b"ok", None)
 
 
+def test_no_request_at_all_is_no_limit_but_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="--max-requests"):
+        ConcurrencyLimits(max_requests=0)
+
+
 class Greedy(Claims[Place]):
     """The wrong implementation: first come, first served."""
 
@@ -396,16 +409,3 @@ def test_whatever_tenants_do_a_refusal_has_its_reason_and_nothing_is_lost_S21(
             places.remove(place)
             gate.leave(place)
         assert gate.requests == len(places) <= 6
-
-
-async def test_waiting_for_an_empty_gate_has_an_end() -> None:
-    gate = RequestLimiter()
-    place = gate.enter("")
-    assert not await gate.until_empty(0.01)
-    gate.leave(place)
-    assert await gate.until_empty(0.01)
-
-
-def test_no_request_at_all_is_no_limit_but_a_mistake() -> None:
-    with pytest.raises(ConfigError, match="--max-requests"):
-        ConcurrencyLimits(max_requests=0)

@@ -151,6 +151,13 @@ async def test_mutant_without_remembered_digests_every_use_reads_the_file(
     assert objects.calls.count("get") == 2
 
 
+async def test_a_file_that_is_named_twice_is_read_once(served: Rig, objects: FaultyObjects, drawing: Drawing) -> None:
+    part = FORMS["file"](await upload(served))
+    await prompt_of(served, chat(part, part, inline(1)))
+    assert objects.calls.count("get") == 1
+    assert drawing.processed == [1]
+
+
 WRONG: Mapping[str, Any] = {
     "no object": {"type": "file", "file": "x"},
     "no id": {"type": "file", "file": {}},
@@ -265,10 +272,3 @@ async def test_files_count_as_items_and_their_bytes_as_the_request_s_S18(
     status, message = await served.refused(CHAT, chat(large, FORMS["file"](UNKNOWN)))
     assert (status, "2 files" in message) == (400, True)
     assert served.service.budget.in_flight == 0
-
-
-async def test_a_file_that_is_named_twice_is_read_once(served: Rig, objects: FaultyObjects, drawing: Drawing) -> None:
-    part = FORMS["file"](await upload(served))
-    await prompt_of(served, chat(part, part, inline(1)))
-    assert objects.calls.count("get") == 1
-    assert drawing.processed == [1]

@@ -168,6 +168,14 @@ async def test_mutant_a_store_that_knows_no_tenants_tells_foreign_files(
     assert reply.status_code == 200
 
 
+@pytest.mark.parametrize("file_id", ["x", "file-", f"file-{'A' * 64}", f"file-{'0' * 65}", "file-%00", "é" * 300])
+async def test_what_is_no_id_is_an_unknown_file(served: Rig, file_id: str) -> None:
+    for method, path in ROUTES.values():
+        reply = await served.client.request(method, path.format(id=file_id))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_media")
+        assert len(reply.json()["error"]["message"]) < 700
+
+
 async def test_without_a_store_every_route_names_the_flag_and_reads_nothing(served: Rig) -> None:
     served.service.media_store = None
     for method, path in (*ROUTES.values(), ("POST", FILES), ("GET", FILES)):
@@ -297,11 +305,3 @@ def test_the_shape_of_a_file_is_openai_s() -> None:
     told = shapes.FileObject.__annotations__.keys()
     theirs = openai.types.FileObject.model_fields
     assert {name for name, field in theirs.items() if field.is_required()} <= told <= theirs.keys()
-
-
-@pytest.mark.parametrize("file_id", ["x", "file-", f"file-{'A' * 64}", f"file-{'0' * 65}", "file-%00", "é" * 300])
-async def test_what_is_no_id_is_an_unknown_file(served: Rig, file_id: str) -> None:
-    for method, path in ROUTES.values():
-        reply = await served.client.request(method, path.format(id=file_id))
-        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_media")
-        assert len(reply.json()["error"]["message"]) < 700

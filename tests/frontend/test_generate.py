@@ -273,6 +273,19 @@ async def test_a_body_of_another_kind_is_refused_before_it_is_read(app: Rig, kin
     assert "application/x-safetensors" in reply.json()["error"]["message"]
 
 
+async def test_two_items_in_one_place_are_refused(app: Rig) -> None:
+    rendered, _ = await executed(app, 1, 1)
+    places = rendered["features"]["mm_placeholders"]["image"]
+    places[1] = places[0]
+    status, _, message = await refused(app, rendered)
+    assert (status, "overlap" in message) == (400, True)
+
+
+async def test_there_are_no_tokens_beyond_the_vocabulary(app: Rig) -> None:
+    status, _, message = await refused(app, {"token_ids": [2**31 - 1], "sampling_params": {}})
+    assert (status, "there is no token" in message) == (400, True)
+
+
 async def test_more_items_than_a_prompt_may_have_are_refused(app: Rig) -> None:
     rendered, _ = await executed(app, 1)
     for name in ("mm_hashes", "mm_placeholders", "mm_tags"):
@@ -290,16 +303,3 @@ async def test_log_probabilities_have_vllm_s_shape(app: Rig) -> None:
     own = {"token_id": 5, "logprob": -1.0, "rank": None}
     assert first == {**own, "top_logprobs": [own]}
     assert second["logprob"] == -9999.0
-
-
-async def test_two_items_in_one_place_are_refused(app: Rig) -> None:
-    rendered, _ = await executed(app, 1, 1)
-    places = rendered["features"]["mm_placeholders"]["image"]
-    places[1] = places[0]
-    status, _, message = await refused(app, rendered)
-    assert (status, "overlap" in message) == (400, True)
-
-
-async def test_there_are_no_tokens_beyond_the_vocabulary(app: Rig) -> None:
-    status, _, message = await refused(app, {"token_ids": [2**31 - 1], "sampling_params": {}})
-    assert (status, "there is no token" in message) == (400, True)

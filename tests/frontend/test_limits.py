@@ -88,6 +88,15 @@ async def test_what_a_request_brings_counts_decoded_as_well(app: Rig) -> None:
     assert app.service.budget.in_flight == 0
 
 
+async def test_requests_that_wait_are_bounded(app: Rig) -> None:
+    app.service.budget = Budget(BudgetLimits(max_requests=1))
+    with app.service.budget.open():
+        exchange = await sent(app, ask())
+        assert (exchange.status, exchange.code) == (429, "too_many_requests")
+        assert "--max-waiting-requests" in exchange.message
+    assert (await app.post(CHAT, json.loads(ask()))).status_code == 200
+
+
 async def test_a_body_that_takes_too_long_is_given_up_and_what_came_of_it_let_go(app: Rig) -> None:
     app.service.body = BodyLimits(max_s=0.05)
 
@@ -231,12 +240,3 @@ async def sent_gated(
         tracemalloc.stop()
     assert exchange.status == 200
     return held, generating
-
-
-async def test_requests_that_wait_are_bounded(app: Rig) -> None:
-    app.service.budget = Budget(BudgetLimits(max_requests=1))
-    with app.service.budget.open():
-        exchange = await sent(app, ask())
-        assert (exchange.status, exchange.code) == (429, "too_many_requests")
-        assert "--max-waiting-requests" in exchange.message
-    assert (await app.post(CHAT, json.loads(ask()))).status_code == 200

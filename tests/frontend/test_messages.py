@@ -119,6 +119,26 @@ def test_images_are_seen_in_messages_and_in_the_results_of_tools(server: Agents,
     assert len(server.submission.prompt.items) == 2
 
 
+def test_the_base64_of_images_is_no_text_to_parse(server: Agents, client: anthropic.Anthropic) -> None:
+    """Control: as many characters of text are too many."""
+    long = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(b"7".rjust(300_000)).decode()}
+    image = {"type": "image", "source": long}
+    call = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [image]}
+    messages: Any = [
+        {"role": "user", "content": [image]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    with server.limited(BodyLimits(max_text_bytes=100_000)):
+        assert client.messages.create(model="tiny", max_tokens=8, messages=messages).stop_reason == "end_turn"
+        assert len(server.submission.prompt.items) == 2
+        messages[0]["content"] = "x" * 400_000
+        with pytest.raises(anthropic.APIStatusError, match="--max-body-text-bytes") as caught:
+            client.messages.create(model="tiny", max_tokens=8, messages=messages)
+    assert caught.value.status_code == 413
+
+
 def test_calls_of_tools_come_whole_and_go_back(server: Agents, client: anthropic.Anthropic) -> None:
     server.answer = Answer("hm", "I look.", CALLS, "tool_calls")
     tools: Any = [LOOK, GO]
@@ -133,6 +153,22 @@ def test_calls_of_tools_come_whole_and_go_back(server: Agents, client: anthropic
     again = client.messages.create(model="tiny", max_tokens=8, messages=messages, tools=tools)
     assert again.stop_reason == "end_turn"
     assert "I look." in server.prompt()
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "go"}, {"type": "function", "function": {"name": "go"}}),
+    ],
+)
+def test_the_choice_of_a_tool_is_the_chat_s(server: Agents, choice: dict[str, Any], expected: object) -> None:
+    raw(server, tools=[LOOK, GO], tool_choice={**choice, "disable_parallel_tool_use": True})
+    parsing = server.submission.parsing
+    assert parsing is not None
+    assert (parsing.tool_choice, parsing.parallel_tool_calls) == (expected, False)
 
 
 ANSWERS = {
@@ -264,39 +300,3 @@ def test_a_header_that_differs_in_each_request_is_left_out_of_the_system_prompt(
     raw(server, system=blocks)
     assert "be kind" in server.prompt()
     assert "billing" not in server.prompt()
-
-
-def test_the_base64_of_images_is_no_text_to_parse(server: Agents, client: anthropic.Anthropic) -> None:
-    """Control: as many characters of text are too many."""
-    long = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(b"7".rjust(300_000)).decode()}
-    image = {"type": "image", "source": long}
-    call = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "c", "content": [image]}
-    messages: Any = [
-        {"role": "user", "content": [image]},
-        {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [result]},
-    ]
-    with server.limited(BodyLimits(max_text_bytes=100_000)):
-        assert client.messages.create(model="tiny", max_tokens=8, messages=messages).stop_reason == "end_turn"
-        assert len(server.submission.prompt.items) == 2
-        messages[0]["content"] = "x" * 400_000
-        with pytest.raises(anthropic.APIStatusError, match="--max-body-text-bytes") as caught:
-            client.messages.create(model="tiny", max_tokens=8, messages=messages)
-    assert caught.value.status_code == 413
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ({"type": "auto"}, "auto"),
-        ({"type": "any"}, "required"),
-        ({"type": "none"}, "none"),
-        ({"type": "tool", "name": "go"}, {"type": "function", "function": {"name": "go"}}),
-    ],
-)
-def test_the_choice_of_a_tool_is_the_chat_s(server: Agents, choice: dict[str, Any], expected: object) -> None:
-    raw(server, tools=[LOOK, GO], tool_choice={**choice, "disable_parallel_tool_use": True})
-    parsing = server.submission.parsing
-    assert parsing is not None
-    assert (parsing.tool_choice, parsing.parallel_tool_calls) == (expected, False)

@@ -69,6 +69,14 @@ async def test_tokens_of_a_chat_are_those_that_it_is_executed_with(app: Rig) -> 
     }
 
 
+async def test_tokens_can_be_named_as_the_vocabulary_has_them(app: Rig) -> None:
+    raw = app.pipeline.tokenizer._raw
+    for sent in ({"prompt": "hello there"}, body(3)):
+        answer = await app.ok("/tokenize", {**sent, "return_token_strs": True})
+        assert answer["token_strs"] == [raw.id_to_token(token) for token in answer["tokens"]]
+        assert len(answer["token_strs"]) == answer["count"]
+
+
 def test_a_tokenizer_of_another_process_refuses_to_name_tokens() -> None:
     with pytest.raises(InvalidRequest, match="return_token_strs: not for this model's tokenizer"):
         RemoteTokenizer(Vocabulary(("a",), 1), None, None).tokens([0])  # type: ignore[arg-type]
@@ -139,11 +147,3 @@ async def test_while_nothing_is_served_nothing_is_shown(app: Rig) -> None:
     for path, sent in ((RENDER, body(1)), ("/tokenize", {"prompt": "hello"}), ("/detokenize", {"tokens": [1]})):
         status, told = await app.refused(path, sent)
         assert (status, "being warmed up" in told) == (503, True)
-
-
-async def test_tokens_can_be_named_as_the_vocabulary_has_them(app: Rig) -> None:
-    raw = app.pipeline.tokenizer._raw
-    for sent in ({"prompt": "hello there"}, body(3)):
-        answer = await app.ok("/tokenize", {**sent, "return_token_strs": True})
-        assert answer["token_strs"] == [raw.id_to_token(token) for token in answer["tokens"]]
-        assert len(answer["token_strs"]) == answer["count"]

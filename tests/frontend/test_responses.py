@@ -195,6 +195,26 @@ ANSWERS = {
 }
 
 
+def bare(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without what differs between two requests."""
+    text = TypeAdapter(dict[str, Any]).dump_json(answer).decode()
+    name = answer["id"].removeprefix("resp_")
+    found = TypeAdapter(dict[str, Any]).validate_json(text.replace(name, "X"))
+    return {name: value for name, value in found.items() if name != "created_at"}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_last_event_of_a_stream_has_the_whole_answer(server: Agents, kind: str) -> None:
+    server.answer = ANSWERS[kind]
+    body = {"model": "tiny", "input": "hello", "tools": [LOOK, GO]}
+    whole = raw(server, body)
+    found = events(server, body)
+    assert bare(found[-1]["response"]) == bare(whole)
+    assert found[-1]["type"] == f"response.{whole['status']}"
+    items = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert items == found[-1]["response"]["output"]
+
+
 @pytest.mark.parametrize("kind", [kind for kind, answer in ANSWERS.items() if answer.finish != "length"])
 async def test_the_client_s_own_stream_makes_the_same_answer(server: Agents, kind: str) -> None:
     """The client makes none of an answer that was cut."""
@@ -296,23 +316,3 @@ def test_a_message_that_is_not_complete_is_continued(server: Agents) -> None:
         {"input": [{"role": "user", "content": "a tale"}, {**message, "status": "completed", "content": [text]}]},
     )
     assert not server.prompt().endswith("Once upon")
-
-
-def bare(answer: dict[str, Any]) -> dict[str, Any]:
-    """An answer without what differs between two requests."""
-    text = TypeAdapter(dict[str, Any]).dump_json(answer).decode()
-    name = answer["id"].removeprefix("resp_")
-    found = TypeAdapter(dict[str, Any]).validate_json(text.replace(name, "X"))
-    return {name: value for name, value in found.items() if name != "created_at"}
-
-
-@pytest.mark.parametrize("kind", ANSWERS)
-def test_the_last_event_of_a_stream_has_the_whole_answer(server: Agents, kind: str) -> None:
-    server.answer = ANSWERS[kind]
-    body = {"model": "tiny", "input": "hello", "tools": [LOOK, GO]}
-    whole = raw(server, body)
-    found = events(server, body)
-    assert bare(found[-1]["response"]) == bare(whole)
-    assert found[-1]["type"] == f"response.{whole['status']}"
-    items = [event["item"] for event in found if event["type"] == "response.output_item.done"]
-    assert items == found[-1]["response"]["output"]

@@ -78,6 +78,13 @@ async def test_a_language_that_is_not_told_is_asked_of_the_model(speech: Rig, he
     assert hearing.begun() == ["<|startoftranscript|>", "<|startoftranscript|><|de|><|transcribe|><|notimestamps|>"]
 
 
+async def test_a_language_may_be_any_that_the_model_has_a_token_for(speech: Rig, hearing: Hearing) -> None:
+    assert (await send(speech, language="haw")).status_code == 200
+    assert "<|haw|>" in hearing.begun()[0]
+    for wrong in ("xx", "english", "EN", "|>", ""):
+        assert "language" in await refusal(speech, language=wrong)
+
+
 async def test_a_prompt_goes_before_and_is_no_special_token_S14(speech: Rig, hearing: Hearing) -> None:
     await send(speech, language="en", prompt="you")
     (submission,) = hearing.asked
@@ -274,10 +281,3 @@ def test_the_decoder_begins_and_languages_are_looked_for_as_in_vllm() -> None:
         params = SpeechToTextParams(None, asked, None, language="de", request_prompt=prompt)
         theirs = Whisper.get_generation_prompt(params)["decoder_prompt"]["prompt"]
         assert decoder_text("de", prompt, times=False) == ("<|startoftranscript|>" if prompt else "") + theirs
-
-
-async def test_a_language_may_be_any_that_the_model_has_a_token_for(speech: Rig, hearing: Hearing) -> None:
-    assert (await send(speech, language="haw")).status_code == 200
-    assert "<|haw|>" in hearing.begun()[0]
-    for wrong in ("xx", "english", "EN", "|>", ""):
-        assert "language" in await refusal(speech, language=wrong)

@@ -169,6 +169,24 @@ async def test_the_last_who_waits_takes_the_connection_along_when_it_goes(server
     assert numbers(fetching)["fetches_totalabandoned"] == 1
 
 
+async def test_connections_to_one_host_are_bounded(server: Origin) -> None:
+    go = asyncio.Event()
+
+    async def wait(_: Seen, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(head(content_length="1") + b"a")
+
+    for number in range(6):
+        server[f"/{number}"] = wait
+    async with reaching(server, limits=replace(LIMITS, connections_per_host=2)) as fetching:
+        tenants = [Tenant(name) for name in "abcdef"]
+        tasks = [asyncio.create_task(get(fetching, server.url(f"/{n}"), tenant)) for n, tenant in enumerate(tenants)]
+        await server.until(lambda: len(server.seen) == 2)
+        go.set()
+        await asyncio.gather(*tasks)
+        assert server.connections == 2
+
+
 async def test_what_is_fresh_is_not_asked_for_again_by_the_same_tenant_S12(server: Origin, fetching: Fetcher) -> None:
     server["/a"] = reply(b"a", **CACHED)
     for tenant in (TENANT, TENANT, Tenant("bob"), Tenant("bob")):
@@ -343,21 +361,3 @@ async def test_outcomes_are_counted(server: Origin, fetching: Fetcher) -> None:
     assert counted == {f"fetches_total{name}": 1 for name in ("fetched", "too_large", "unavailable", "refused")}
     assert numbers(fetching)["fetched_bytes_total"] == 3
     assert numbers(fetching)["fetch_seconds_total"] > 0
-
-
-async def test_connections_to_one_host_are_bounded(server: Origin) -> None:
-    go = asyncio.Event()
-
-    async def wait(_: Seen, writer: asyncio.StreamWriter) -> None:
-        await go.wait()
-        writer.write(head(content_length="1") + b"a")
-
-    for number in range(6):
-        server[f"/{number}"] = wait
-    async with reaching(server, limits=replace(LIMITS, connections_per_host=2)) as fetching:
-        tenants = [Tenant(name) for name in "abcdef"]
-        tasks = [asyncio.create_task(get(fetching, server.url(f"/{n}"), tenant)) for n, tenant in enumerate(tenants)]
-        await server.until(lambda: len(server.seen) == 2)
-        go.set()
-        await asyncio.gather(*tasks)
-        assert server.connections == 2

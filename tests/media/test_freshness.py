@@ -134,3 +134,10 @@ def test_a_confirmation_renews_what_it_says_and_keeps_what_it_does_not() -> None
     assert not changed.is_fresh(later + 1)
     assert changed.conditions() == {"If-None-Match": '"2"'}
     assert not kept.confirmed({"cache-control": "no-store"}, sent_at=later, received_at=later).storable
+
+
+def test_a_response_without_a_lifetime_is_asked_about_with_what_it_was_marked_by() -> None:
+    kept = fresh(etag='"1"', last_modified="Sun, 01 Nov 2026 00:00:00 GMT")
+    assert kept.storable
+    assert not kept.is_fresh(SENT_AT)
+    assert kept.conditions() == {"If-None-Match": '"1"', "If-Modified-Since": "Sun, 01 Nov 2026 00:00:00 GMT"}

@@ -96,6 +96,10 @@ def test_of_the_target_of_a_redirect_nothing_is_said_S3() -> None:
     assert len({refusal(policy, target, "http://a.example/") for target in targets}) == 1
 
 
+def test_http_is_allowed_only_by_its_own_flag_S1() -> None:
+    assert "--allow-media-http" in (refusal(MediaPolicy.of(domains=["*"]), "http://example.com/") or "")
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "[::1]", "[::ffff:10.0.0.1]", "10.1.2.3", "0.0.0.0"])
 def test_an_address_that_is_not_public_is_refused_even_if_it_is_allowed_by_name_S1(host: str) -> None:
     for domains in (["*"], [host]):

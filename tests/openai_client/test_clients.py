@@ -292,6 +292,17 @@ def test_a_stream_that_is_left_early_teaches_nothing_and_harms_nothing(server: R
     assert answer.choices[0].message.content == "one two three"
 
 
+def test_proxies_of_the_environment_and_options_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with client() as made, httpx.Client() as plain:
+        assert made._mounts.keys() == plain._mounts.keys()
+        assert all(isinstance(one, Transport) for one in made._mounts.values() if one is not None)
+        assert made.follow_redirects
+        assert made.timeout.read == 600
+    with client(timeout=3) as made:
+        assert made.timeout.read == 3
+
+
 def test_clients_of_httpx2_are_made_too(server: ReferenceServer) -> None:
     library = pytest.importorskip("httpx2")
     anthropic = pytest.importorskip("anthropic")

@@ -31,12 +31,15 @@ from semel.errors import (
 )
 from semel.media import DecodeLimits
 from semel.processing import HfProcessor
+from semel.processing.pool import child
 from semel.processing.pool.pipe import (
     Failed,
+    Load,
     Made,
     TensorHead,
     decode_answer,
     encode,
+    error_of,
     feature_of,
     made_of,
     payload_of,
@@ -256,6 +259,13 @@ async def test_a_tenant_that_fills_the_queue_yields_its_newest_items_to_another_
     assert pool.waiting == {}
 
 
+def test_an_error_that_nobody_expects_stays_in_the_log_of_the_process_S7(caplog: pytest.LogCaptureFixture) -> None:
+    load = Load("folder", Target("float32"), DecodeLimits(), timeout_s=1.0, max_memory_bytes=1)
+    told = child._ours(RuntimeError("a secret at 0x7f00"), load)
+    assert str(told) == "preprocessing failed; the log of its process says why"
+    assert "a secret at 0x7f00" in caplog.text
+
+
 @pytest.mark.alone
 @pytest.mark.slow
 async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: Folder) -> None:
@@ -413,3 +423,8 @@ def test_what_is_not_an_answer_is_a_breach_of_the_protocol_S10(body: bytes) -> N
 def test_a_tensor_that_cannot_be_is_a_breach_of_the_protocol_S10(head: TensorHead) -> None:
     with pytest.raises(ProtocolError, match="described no feature"):
         feature_of(Made(0, "image", (head,), NOTHING), memoryview(b""))
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "error_for", "ClassVar", ""])
+def test_an_error_that_is_none_of_ours_is_a_service_error(name: str) -> None:
+    assert type(error_of(Failed(name, "no"))) is ServiceError

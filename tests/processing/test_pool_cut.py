@@ -73,6 +73,13 @@ async def test_a_clip_that_is_too_long_or_none_is_the_client_s_fault_S5_S6(pool:
     assert len((await pool.cut(sound(2), free)).files) == 1
 
 
+async def test_a_caller_that_goes_away_leaves_the_frames_in_step(pool: Pool) -> None:
+    leaving = asyncio.create_task(pool.cut(sound(60), free))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert len((await pool.cut(sound(40), free)).files) == 2
+
+
 def test_an_answer_that_says_other_sizes_than_it_has_is_refused_S10() -> None:
     heard = Heard(0, 10, 16_000, (4, 6))
     body = encode(heard)[12:]

@@ -51,6 +51,13 @@ async def test_a_feature_is_written_where_it_is_then_held_D4(pool: Pool, memory:
     memory.clear()
 
 
+async def test_a_feature_that_nobody_keeps_gives_its_room_back_D4(pool: Pool, memory: SharedCache) -> None:
+    for _ in range(3):
+        await pool.process(picture(280, 280))
+    await asyncio.sleep(0)  # the loop itself refers to the last result until its next turn
+    assert memory.occupied == 0
+
+
 async def test_a_feature_for_which_there_is_no_room_comes_through_the_pipe_D4(pool: Pool, memory: SharedCache) -> None:
     all_of_it = memory.reserve(ROOM)
     assert all_of_it is not None

@@ -57,6 +57,14 @@ def test_a_suspect_has_a_second_try_S6(deadly: Quarantine) -> None:
     assert isinstance(deadly.refusal(A, {}), MediaTooLarge)
 
 
+def test_what_was_processed_after_all_is_no_suspect_any_more(deadly: Quarantine) -> None:
+    deadly.suspect(A, {}, REFUSAL)
+    deadly.clear(B, {})
+    deadly.clear(A, {})
+    deadly.suspect(A, {}, REFUSAL)
+    assert deadly.refusal(A, {}) is None
+
+
 def test_it_is_tried_again_after_a_while(deadly: Quarantine, clock: Clock) -> None:
     deadly.condemn(A, {}, REFUSAL)
     deadly.suspect(B, {}, REFUSAL)

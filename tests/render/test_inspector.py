@@ -121,6 +121,15 @@ async def test_what_a_worker_has_announced_is_not_processed_for_an_inspection(pa
     assert drawing.processed == [1, 2]  # by the chat
 
 
+async def test_equal_inspections_in_flight_are_one_and_execution_does_not_join_them(
+    parts_renderer: ChatRenderer,
+) -> None:
+    drawing = Drawing(parts_renderer, NoCache())
+    await asyncio.gather(*(inspect(drawing, 1) for _ in range(8)), drawing.pipeline.chat(chat(1)))
+    assert drawing.processed.count(1) <= 2
+    assert drawing.pipeline.flight.joined == 0
+
+
 async def test_inspections_process_apart_where_processing_writes_into_the_main_cache_E1(
     parts_renderer: ChatRenderer,
 ) -> None:

@@ -134,6 +134,11 @@ def test_what_is_wrong_is_named_with_its_place(messages: Any, error: str) -> Non
     assert error in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["wav", "x-wav", "pcm16", "vnd.wave", "audio/mp3", "webm;codecs=opus", "a" * 64])
+def test_names_of_formats_that_clients_send_are_taken(name: str) -> None:
+    assert part(clip_of(name)) == Attachment(Media("audio", b"abc", f"audio/{name}"))
+
+
 def test_media_errors_name_the_place() -> None:
     with pytest.raises(MediaError, match=r"^messages\[0\]\.content\[1\]: the image is not valid base64"):
         parsed(content=["a", {"type": "image_url", "image_url": "data:image/png;base64,%"}])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ def rendered(text: str, **variables: Any) -> str:
 )
 def test_templates_have_what_transformers_gives_them(text: str, expected: str) -> None:
     assert rendered(text) == expected
+
+
+def test_templates_can_ask_for_the_date() -> None:
+    before = dt.date.today()
+    shown = rendered("{{ strftime_now('%Y-%m-%d') }}")
+    assert before <= dt.date.fromisoformat(shown) <= dt.date.today()
 
 
 def test_s14_ascii_json_leaves_the_letters_of_a_guard() -> None:

@@ -79,6 +79,11 @@ def test_a_template_that_takes_strings_gets_all_items_of_a_message_before_its_te
     ]
 
 
+def test_an_item_whose_family_inserts_nothing_leaves_no_line() -> None:
+    video = {"type": "video_url", "video_url": "data:video/mp4;base64,YWJj"}
+    assert strings({"role": "user", "content": [video, "a"]})[0]["content"] == "a"
+
+
 def test_a_developer_becomes_the_system() -> None:
     assert without_developer(parts({"role": "developer", "content": "a", "tools": [1]}, {"role": "user"})) == [
         {"role": "system", "content": [{"type": "text", "text": "a"}]},

@@ -146,6 +146,22 @@ async def test_metrics_tell_of_all_tenants_so_no_tenant_gets_them(guarded: Rig) 
 
 
 @pytest.mark.parametrize(
+    ("path", "headers", "says"),
+    [
+        ("/metrics", bearer(ACME), "--metrics-port"),
+        ("/metrics", {}, "--metrics-port"),
+        ("/v1/models", {}, "this needs `Authorization: Bearer KEY`"),
+        ("/v1/models", {"authorization": ACME}, "this needs `Authorization: Bearer KEY`"),
+        ("/v1/models", bearer(ACME[:-1]), "this key is unknown"),
+        ("/v1/models", {"x-api-key": "x" * 20}, "this key is unknown"),
+    ],
+)
+async def test_a_refusal_says_what_is_missing(guarded: Rig, path: str, headers: dict[str, str], says: str) -> None:
+    reply = await guarded.client.get(path, headers=headers)
+    assert (reply.status_code, says in reply.json()["error"]["message"]) == (401, True), reply.text
+
+
+@pytest.mark.parametrize(
     ("keys", "port", "lines"), [([("acme", ACME)], None, 1), ([("acme", ACME)], 9_100, 0), ([], None, 0)]
 )
 def test_a_start_with_keys_says_that_metrics_need_a_port_of_their_own(

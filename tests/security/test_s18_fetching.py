@@ -76,6 +76,12 @@ async def test_beside_a_tenant_with_very_many_slow_fetches_another_is_served_at_
         assert await get(fetching, slow.url("/quick"), BOB) == b"a"
 
 
+async def test_a_host_is_not_one_tenant_s_either_S18() -> None:
+    limits = replace(LIMITS, connections=MANY, connections_per_host=4)
+    async with attacked(limits, 2) as (fetching, slow, _), asyncio.timeout(2):
+        assert await get(fetching, slow.url("/quick"), BOB) == b"a"
+
+
 async def test_without_turns_the_other_tenant_gets_no_connection() -> None:
     """The control."""
     async with attacked(NAIVE, MANY) as (fetching, _, quick):
@@ -191,9 +197,3 @@ async def test_a_request_fetches_a_few_at_a_time_so_that_others_of_its_tenant_ha
     sources = [MediaUrl("image", parse_url(f"https://a.example/{number}"), "here") for number in range(MANY)]
     assert len(await fetch_sources(sources, fetch, ALICE, "execute", lambda _: None)) == MANY
     assert most == 8 < FetchLimits().fetches_per_tenant
-
-
-async def test_a_host_is_not_one_tenant_s_either_S18() -> None:
-    limits = replace(LIMITS, connections=MANY, connections_per_host=4)
-    async with attacked(limits, 2) as (fetching, slow, _), asyncio.timeout(2):
-        assert await get(fetching, slow.url("/quick"), BOB) == b"a"

@@ -69,6 +69,14 @@ async def test_a_picture_that_is_scaled_up_beyond_all_use_is_dropped_before_ther
 
 
 @pytest.mark.slow
+async def test_so_is_one_that_alone_is_longer_than_a_prompt(
+    pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_offers", replace(LIMITS, max_bytes=1 << 30))
+    await check_that_a_large_feature_evicts_nothing(pool, memory, PromptTooLong)
+
+
+@pytest.mark.slow
 async def test_mutant_a_pool_that_takes_every_offer_takes_this_one(
     pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +135,13 @@ async def test_no_more_features_are_made_once_the_prompt_cannot_fit(parts_render
     drawing = Drawing(parts_renderer, LruCache(1 << 20))
     assert await features_made(drawing) < 2 * MAX_TOKENS // 3
     assert len(drawing.cache) < 2 * MAX_TOKENS // 3
+
+
+async def test_items_that_are_known_count_as_well(parts_renderer: ChatRenderer) -> None:
+    drawing = Drawing(parts_renderer, LruCache(1 << 20))
+    await drawing.pipeline.chat(chat(*range(ITEMS)))
+    drawing.processed.clear()
+    assert await features_made(drawing) == 0
 
 
 async def test_mutant_a_pipeline_that_counts_at_the_end_makes_them_all(

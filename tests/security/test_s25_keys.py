@@ -160,6 +160,29 @@ async def check_stale(served: Served, words: str, caplog: pytest.LogCaptureFixtu
     assert NEW not in caplog.text
 
 
+async def test_a_file_that_is_gone_keeps_the_old_keys_too(keys_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served = Served(settings_of(keys_file))
+    await served.files[0].refresh()
+    await asyncio.to_thread(keys_file.unlink)
+    await check_stale(served, "cannot read", caplog)
+
+
+def test_a_keyring_is_never_left_without_keys() -> None:
+    """Without keys everybody is let in."""
+    ring = Keyring([("acme", OLD)])
+    with pytest.raises(ValueError, match="no keys"):
+        ring.replace(Keyring())
+    assert ring.tenant(OLD) == "acme"
+
+
+async def test_a_change_before_the_first_look_is_not_missed(keys_file: Path) -> None:
+    served = Served(settings_of(keys_file))
+    replace_file(keys_file, f"acme {NEW}\n")
+    await served.files[0].refresh()
+    async with served.server.running():
+        assert [await served.status(OLD), await served.status(NEW)] == [401, 200]
+
+
 async def test_a_file_written_in_place_with_the_same_size_and_time_is_noticed(keys_file: Path) -> None:
     served = Served(settings_of(keys_file))
     await served.files[0].refresh()
@@ -316,19 +339,3 @@ class NeverWaits(Authentication):
 async def test_mutant_a_throttle_before_the_key_is_checked_lets_the_honest_wait(mutant: type[Authentication]) -> None:
     with pytest.raises(AssertionError):
         await check_honest_client(mutant)
-
-
-def test_a_keyring_is_never_left_without_keys() -> None:
-    """Without keys everybody is let in."""
-    ring = Keyring([("acme", OLD)])
-    with pytest.raises(ValueError, match="no keys"):
-        ring.replace(Keyring())
-    assert ring.tenant(OLD) == "acme"
-
-
-async def test_a_change_before_the_first_look_is_not_missed(keys_file: Path) -> None:
-    served = Served(settings_of(keys_file))
-    replace_file(keys_file, f"acme {NEW}\n")
-    await served.files[0].refresh()
-    async with served.server.running():
-        assert [await served.status(OLD), await served.status(NEW)] == [401, 200]

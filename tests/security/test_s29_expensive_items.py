@@ -58,6 +58,13 @@ def test_a_tenant_that_has_not_asked_for_ten_minutes_needs_no_process() -> None:
     assert shares.may_begin("mallory", 2)
 
 
+def test_one_process_serves_a_tenant_whoever_else_has_asked() -> None:
+    shares = ProcessShares(Clock())
+    for tenant in ("alice", "mallory"):
+        shares.ask(tenant)
+        assert shares.may_begin(tenant, 1)
+
+
 def order_of(costs: dict[str, float], items: int, *, by_time: bool) -> list[str]:
     """Which tenants one process serves, if each item of a tenant costs so much."""
     shares, queue = ProcessShares(Clock()), FairQueue[int]()

@@ -157,3 +157,11 @@ async def test_a_hop_may_lead_to_another_allowed_host(inside: Origin, outside: O
     async with reaching(outside, networks=[f"{OUTSIDE}/32"]) as fetching:
         with pytest.raises(MediaNotAllowed):
             await get(fetching, outside.url("/go"))
+
+
+@pytest.mark.parametrize("headers", [{}, {"location": ""}])
+async def test_a_redirect_to_nowhere_is_no_answer(outside: Origin, headers: dict[str, str]) -> None:
+    outside["/go"] = reply(b"", 302, **headers)
+    async with fetcher(f"{OUTSIDE}:{outside.port}", networks=[f"{OUTSIDE}/32"]) as fetching:
+        with pytest.raises((MediaUnavailable, MediaNotAllowed)):
+            await get(fetching, outside.url("/go"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -177,6 +178,27 @@ async def test_a_server_that_falls_silent_is_left(server: Origin, start: bytes) 
         with pytest.raises(MediaUnavailable, match="took too long"):
             await get(fetching, server.url("/a"))
         assert time.monotonic() - begin < 5.0
+
+
+async def test_a_server_that_never_takes_a_connection_is_left() -> None:
+    """A listener whose queue is full drops what comes: the connection is never made."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        full = [socket.socket() for _ in range(4)]
+        for one in full:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        try:
+            async with reaching(Origin("127.0.0.1", port), limits=replace(LIMITS, connect_s=0.2)) as fetching:
+                begin = time.monotonic()
+                with pytest.raises(MediaUnavailable, match="took too long"):
+                    await get(fetching, f"http://127.0.0.1:{port}/")
+                assert time.monotonic() - begin < 5.0
+        finally:
+            for one in full:
+                one.close()
 
 
 async def test_a_name_server_that_never_answers_is_left() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import GifImagePlugin, Image, ImageSequence, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
-from semel.errors import MediaError, MediaTooLarge
+from semel.errors import MediaDegenerate, MediaError, MediaTooLarge
 from semel.media import DecodeLimits, decode_audio, decode_image, decode_video
 from semel.media.decode import image as image_module
 from semel.media.decode import video
@@ -137,6 +137,17 @@ def test_a_huge_screen_with_a_tiny_frame_is_refused_S5() -> None:
         decode_image(bytes(gif), LIMITS)
 
 
+def test_our_limit_counts_where_it_is_higher_or_lower_than_pillow_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = encode_image(Image.new("L", (100, 100)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert decode_image(image, LIMITS).size == (100, 100)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    for limit in (9_999, 100):
+        with pytest.raises(MediaTooLarge, match="--max-image-pixels"):
+            decode_image(image, DecodeLimits(max_image_pixels=limit))
+    assert Image.MAX_IMAGE_PIXELS is None
+
+
 def test_frames_behind_the_first_take_neither_time_nor_memory_S5() -> None:
     """CVE-2026-34755."""
     flood = frame_flood(500)
@@ -200,6 +211,14 @@ def test_a_jpeg_of_many_scans_is_refused_before_the_first_S5() -> None:
     assert seconds(bomb, naive) > 10 * seconds(bomb, ours)
 
 
+def test_markers_that_only_look_like_scans_are_not_counted() -> None:
+    image = encode_image(Image.new("RGB", (16, 16)), "JPEG")
+    with_film = image + b"\xff\xda\x00\x08" * 1_000  # phones append a film to a picture
+    comment = b"\xff\xfe" + struct.pack(">H", 402) + b"\xff\xda" * 200
+    assert decode_image(with_film, LIMITS).size == (16, 16)
+    assert decode_image(image[:2] + comment + image[2:], LIMITS).size == (16, 16)
+
+
 def test_hours_of_sound_in_few_bytes_are_cut_off_while_they_decode_S5() -> None:
     """CVE-2026-54233: 25 MB of Opus were 14.9 GB of samples."""
     bomb = hours_of_silence(3)
@@ -208,6 +227,12 @@ def test_hours_of_sound_in_few_bytes_are_cut_off_while_they_decode_S5() -> None:
     assert ours.said == "MediaTooLarge"
     assert ours.grown_bytes < 24 << 20
     assert confined(NAIVE_CLIP, bomb, max_bytes=64 << 20).said == "MemoryError"
+
+
+def test_few_samples_at_a_tiny_rate_are_not_resampled_into_many_S5_S8() -> None:
+    with pytest.raises(MediaDegenerate, match="has 1 samples a second; it needs 1,000"):
+        decode_audio(wav(1), DecodeLimits(max_audio_s=1e6), sampling_rate=16_000)
+    assert confined(NAIVE_CLIP, wav(1), max_bytes=128 << 20).said == "MemoryError"
 
 
 @pytest.mark.parametrize("rate", [384_001, 4_000_000_000])

@@ -225,6 +225,12 @@ def test_a_flood_from_one_address_costs_nobody_else_a_connection_S25() -> None:
     assert admission.closed["silent"] == len(closed) == 10_000 - 60 + 20
 
 
+def test_a_named_proxy_has_no_limit_of_its_own() -> None:
+    admission = made()
+    places = [admission.open("a", is_proxy=True) for _ in range(MAX)]
+    assert not [place for place in places if place.is_reserved or place.stage is None]
+
+
 def test_what_has_given_up_its_protection_is_closed_for_another() -> None:
     admission = made()
     scope: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from semel.errors import ConfigError
 from semel.lab.bench.ports import free_port
 from semel.web.host_check import HostCheck, allowed_hosts_at, is_allowed_host
-from semel.web.peers import network_of, parse_networks, plain_address
+from semel.web.peers import PeerSettings, network_of, parse_networks, plain_address
 from semel.web.server import HttpServer
 from tests.waiting import until
 
@@ -173,3 +173,8 @@ async def test_a_page_that_rebinds_its_name_is_refused_and_counted_S25() -> None
 async def test_mutant_an_app_that_takes_any_host_answers_the_page() -> None:
     with pytest.raises(AssertionError):
         await check_rebinding((".example",))
+
+
+def test_networks_come_one_by_one_or_with_commas() -> None:
+    found = PeerSettings(forwarded_allow_ips=("10.0.0.0/8,192.0.2.1", "2001:db8::/32")).proxies
+    assert found == ("10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32")

@@ -137,6 +137,18 @@ async def test_a_connection_that_asks_nothing_is_closed_S18() -> None:
     assert made.counted == []
 
 
+async def test_one_that_has_asked_and_waits_is_not() -> None:
+    app = App()
+    async with served(app, idle_s=0.1, headers_s=0.1) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(0.3)
+        app.let.set()
+        async with asyncio.timeout(WITHIN_S):
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
 async def test_a_client_that_does_not_read_is_given_up_and_the_application_hears_of_it_S18() -> None:
     app = App()
     async with served(app, stall_s=0.2) as made:

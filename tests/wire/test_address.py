@@ -74,6 +74,11 @@ def test_any_other_address_is_refused_with_what_would_do(router: zmq.Socket[byte
             secure(router, address, GENERATION)
 
 
+def test_a_path_that_no_unix_socket_can_have_is_refused(router: zmq.Socket[bytes], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at most 107 bytes"):
+        secure_server(router, f"ipc://{tmp_path}/{'x' * 107}", GENERATION)
+
+
 def test_the_socket_of_a_live_worker_is_not_taken_over(router: zmq.Socket[bytes], tmp_path: Path) -> None:
     path = str(tmp_path / "w")
     with socket.socket(socket.AF_UNIX) as live:

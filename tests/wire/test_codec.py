@@ -197,6 +197,11 @@ def test_a_message_that_claims_much_makes_nobody_allocate_it_S10() -> None:
     assert peak < 100_000
 
 
+def test_a_message_that_is_too_large_is_not_even_sent() -> None:
+    with pytest.raises(ProtocolError, match="a message may have 16,777,216"):
+        pack(Abort("r" * (17 << 20)), LIMITS)
+
+
 @pytest.mark.parametrize(
     "broken",
     [

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.core import Key
 from semel.errors import ConfigError
-from semel.wire.keys import MAX_GENERATIONS, Generation, TransportKeys
+from semel.wire.keys import DERIVED, MAX_GENERATIONS, Generation, TransportKeys
 from semel.wire.zmq.address import public_key, transport_keys
 from semel.wire.zmq.key_pairs import KeyPairs, decode_keys, encode_keys
+from tests.wire.examples import KEY
 
 FIRST = KeyPairs.make(1_000)
 STEPS = st.lists(st.sampled_from(["rotate", "retire"]), max_size=6)
@@ -121,6 +123,13 @@ def test_a_file_with_a_wrong_value_is_refused(before: str, after: str) -> None:
         decode_keys(text.replace(before, after))
 
 
+def test_generations_are_in_order_and_differ() -> None:
+    old, new = FIRST.rotate(2_000).worker.generations
+    for wrong in ((), (new, old), (old, old), (old, replace(new, link=old.link)), (old, new, replace(new, number=9))):
+        with pytest.raises(ValueError, match="generation"):
+            TransportKeys("worker", wrong)
+
+
 def test_keys_are_never_shown() -> None:
     for pairs in (FIRST, FIRST.rotate(2_000)):
         shown = repr(pairs)
@@ -138,6 +147,13 @@ def test_files_of_different_folders_are_no_pair() -> None:
     mixed = TransportKeys("worker", (replace(theirs, link=FIRST.worker.newest.link),))
     with pytest.raises(ValueError, match="generation 1 of frontends is not that of workers"):
         KeyPairs(FIRST.frontend, mixed)
+
+
+def test_a_fleet_key_stands_for_both_roles_and_one_generation() -> None:
+    frontend, worker = transport_keys(KEY, "frontend"), transport_keys(KEY, "worker")
+    assert numbers(frontend) == numbers(worker) == [DERIVED]
+    assert meeting(frontend, worker) is not None
+    assert meeting(frontend, transport_keys(Key(b"o" * 32), "worker")) is None
 
 
 def test_a_role_does_not_take_the_keys_of_the_other() -> None:
