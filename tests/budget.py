@@ -17,17 +17,6 @@ from typing import Final
 
 import pytest
 
-__all__ = [
-    "IS_ENDING",
-    "MAX_ENGINE_STARTS",
-    "NOTES",
-    "Stage",
-    "check_starts",
-    "engine_budget",
-    "pytest_terminal_summary",
-    "stages_of",
-]
-
 MAX_ENGINE_STARTS: Final = 24
 NOTES: Final = "SEMEL_CI_NOTES"
 IS_ENDING: Final = "SEMEL_CI_IS_ENDING"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from typing import Final
 
-__all__ = ["FACTOR", "MAX_FACTOR", "examples"]
-
 MAX_FACTOR: Final = 5
 _IS_CI: Final = os.environ.get("CI", "").lower() not in ("", "0", "false")
 FACTOR: Final = min(MAX_FACTOR, int(os.environ.get("SEMEL_SEARCH") or (2 if _IS_CI else 1)))

@@ -11,8 +11,6 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["SHARED", "GroupScheduling", "group_of", "pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
-
 FAMILIES: Final = ("tests/engine/test_families.py", "tests/engine/test_hostile_features.py")
 SHARED: Final[Mapping[str, str]] = {
     "tests/engine/test_qwen2_vl.py": "qwen2-vl",

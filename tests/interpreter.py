@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["restored_interpreter"]
-
 
 @contextmanager
 def restored_interpreter() -> Iterator[None]:

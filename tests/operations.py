@@ -17,8 +17,6 @@ from math import inf
 from types import FrameType
 from typing import Any
 
-__all__ = ["Count", "Tally", "c_calls", "counting_operations", "operations", "peak_bytes"]
-
 TraceFunction = Callable[[FrameType, str, Any], Any]
 
 

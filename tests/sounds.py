@@ -8,8 +8,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["FORMATS", "recorded", "spoken"]
-
 FORMATS: Final[Mapping[str, tuple[str, str, int]]] = {
     "wav": ("wav", "pcm_s16le", 16_000),
     "wav-44k": ("wav", "pcm_s16le", 44_100),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.budget import MAX_ENGINE_STARTS, Stage, check_starts, stages_of
+from tests.budget import MAX_ENGINE_STARTS, check_starts
 from tests.engine_starts.semel_engine_starts import ENGINE_STARTS
 
 PLUGIN = Path(__file__).parent / "engine_starts"
@@ -23,15 +23,6 @@ for name in ("EngineCore", "a worker", "EngineCore_DP1"):
     process.start()
     process.join()
 """
-
-
-def test_a_stage_spends_what_passes_until_the_next_one_begins() -> None:
-    lines = ["100 0 fast tests", "160 0 first answer", "190 1 engines"]
-    assert list(stages_of(lines, 490, 21)) == [
-        Stage("fast tests", 1.0, 0),
-        Stage("first answer", 0.5, 1),
-        Stage("engines", 5.0, 20),
-    ]
 
 
 @pytest.mark.parametrize("starts", [0, MAX_ENGINE_STARTS + 1])

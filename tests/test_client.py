@@ -21,13 +21,7 @@ KEY = "an-operator-s-key-0123456789"
 @pytest.mark.parametrize(
     "url",
     [
-        "",
-        "127.0.0.1:1",
-        "ftp://127.0.0.1:1",
-        "http://",
-        "http://u:p@h:1",
-        "http://h:x",
-        "http://h:0",
+        *("", "127.0.0.1:1", "ftp://127.0.0.1:1", "http://", "http://u:p@h:1", "http://h:x", "http://h:0"),
         "http://h:1/?a=b",
     ],
 )

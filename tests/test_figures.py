@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tools.figures import FIGURES, ROOT, commands_of
@@ -46,19 +42,3 @@ def test_each_is_in_its_pages(name: str) -> None:
     for page in one.pages:
         words = [command for command in commands_of(PAGES[page]) if one.command.startswith(command)]
         assert words or page == "README.md", f"{page} does not name `{one.command}`"
-
-
-def test_what_is_printed_is_kept_and_a_failure_is_told(tmp_path: Path) -> None:
-    from tools.figures import Figures, _run
-
-    fine = Figures(f"{sys.executable} -c 'print(3)'", (), 1)
-    broken = Figures(f"{sys.executable} -c 'raise SystemExit(2)'", (), 1)
-    assert _run({"fine": fine}, tmp_path / "out") == 0
-    assert (tmp_path / "out" / "fine.txt").read_text() == "3\n"
-    assert _run({"fine": fine, "broken": broken}, tmp_path / "out") == 1
-
-
-def test_the_list_names_all() -> None:
-    command = [sys.executable, "-m", "tools.figures", "--list"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert len(done.stdout.splitlines()) == len(FIGURES)

@@ -18,13 +18,8 @@ FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") 
 RELEASE = ROOT / ".github/workflows/release.yml"
 PINNED = re.compile(r"[\w./-]+@[0-9a-f]{40}")
 WRITES = {
-    "build: id-token",
-    "build: attestations",
-    "images: packages",
-    "images: id-token",
-    "images: attestations",
-    "publish: id-token",
-    "page: contents",
+    *("build: id-token", "build: attestations", "images: packages", "images: id-token", "images: attestations"),
+    *("publish: id-token", "page: contents"),
 }
 """What jobs may write: signatures, images, the package, the page of a release."""
 

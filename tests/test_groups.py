@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.groups import FAMILIES, SHARED, GroupScheduling, group_of
-
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.mark.parametrize(
-    ("test", "group"),
-    [
-        *((f"{file}::test_a[qwen2-vl: a pixel too few]", "qwen2-vl") for file in FAMILIES),
-        (f"{FAMILIES[0]}::test_a[whisper]", "whisper"),
-        (f"{FAMILIES[0]}::test_a[qwen2.5-vl images-hf]", "qwen2.5-vl"),
-        (f"{FAMILIES[0]}::test_a", FAMILIES[0]),
-        ("tests/engine/test_transcriptions.py::test_a[{}]", "whisper"),
-        ("tests/core/test_digest.py::test_a[whisper]", "tests/core/test_digest.py"),
-    ],
-)
-def test_a_group_is_a_file_or_those_that_share_an_engine(test: str, group: str) -> None:
-    assert group_of(test) == group
-
-
-def test_every_file_that_shares_is_there() -> None:
-    assert all((ROOT / file).exists() for file in (*FAMILIES, *SHARED))
+from tests.groups import FAMILIES, GroupScheduling
 
 
 class Process:

@@ -41,27 +41,6 @@ def test_whatever_is_out_of_step_is_found() -> None:
     assert faults_of([*whole, whole[0]]) == [f"{whole[0].name} is locked twice"]
 
 
-def test_a_requirement_that_was_added_is_found() -> None:
-    added = [*requirements(PROJECT, FRONTEND), Requirement("orjson>=3")]
-    assert len(faults(ENTRIES["frontend"], added, pinned())) == 1
-
-
-def test_an_entry_is_read_with_all_its_hashes_or_by_its_address() -> None:
-    text = f"# a comment\nPy_Thing==1.0 \\\n    --hash=sha256:{'a' * 64} \\\n    --hash=sha256:{'b' * 64}\nbare==2.0\n"
-    wheel = "https://example.org/torch-2.13.0%2Bcpu-cp312-cp312-linux_x86_64.whl"
-    address = f"torch @ {wheel} \\\n    --hash=sha256:{'c' * 64}\n"
-    assert locked(text + address) == [
-        Locked("py-thing", "1.0", ("a" * 64, "b" * 64)),
-        Locked("bare", "2.0", ()),
-        Locked("torch", "2.13.0+cpu", ("c" * 64,)),
-    ]
-
-
-def test_a_hash_that_is_too_short_counts_for_none() -> None:
-    (entry,) = locked(f"thing==1.0 \\\n    --hash=sha256:{'a' * 63}\n")
-    assert entry.hashes == ()
-
-
 FRONTENDS = ("frontend", "frontend-slim")
 Entries = dict[str, list[Locked]]
 

@@ -19,10 +19,8 @@ from tools.release import (
     ROOT,
     Refused,
     check_tag,
-    checksums,
     faults_of_sdist,
     faults_of_wheel,
-    missing_and_foreign,
     notes,
 )
 
@@ -53,12 +51,6 @@ def test_a_tag_names_the_version_and_the_changelog_has_it() -> None:
     for tag, version in (("v0.2.0", "0.1.0"), ("0.2.0", "0.2.0"), ("v0.3.0", "0.3.0"), ("v0.2", "0.2")):
         with pytest.raises(Refused):
             check_tag(tag, version, CHANGES)
-
-
-def test_the_notes_are_one_section_of_the_changelog() -> None:
-    assert notes("0.2.0", CHANGES) == "- second"
-    assert notes("0.1.0", CHANGES) == "- first"
-    assert notes("0.1", CHANGES) == ""
 
 
 def test_the_changelog_has_notes_for_the_next_release_and_no_tag_passes_until_they_bear_its_version() -> None:
@@ -99,20 +91,6 @@ def test_the_page_of_versions_says_what_the_code_has() -> None:
     assert unsaid(page) == []
     assert unsaid(page.replace("0.31", "0.30")) == ["0.31"]
     assert unsaid(page.replace(f"({PROTOCOL})", "(0)")) == [f"the wire protocol ({PROTOCOL})"]
-
-
-def test_what_is_missing_comes_before_what_is_foreign() -> None:
-    assert missing_and_foreign(["b"], ["a"]) == ["a is missing", "b is not committed"]
-
-
-def test_checksums_are_those_that_sha256sum_reads(tmp_path: Path) -> None:
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages/one").write_text("1")
-    (tmp_path / "two").write_text("2")
-    (tmp_path / "SHA256SUMS").write_text(checksums(tmp_path))
-    assert is_whole(tmp_path)
-    (tmp_path / "packages/one").write_text("another")
-    assert not is_whole(tmp_path)
 
 
 def is_whole(folder: Path) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tools.requirements import PAGE, faults, files_by_row, read_rows, row_names, rows_of_module, suite, with_files
+from tools.requirements import PAGE, faults, files_by_row, read_rows, row_names, suite, with_files
 
 TABLE = "| A1 | One. | tested |\n| A2 | Two. | not yet |\n"
 
@@ -44,21 +44,3 @@ def test_no_row_is_missing_from_the_page() -> None:
 )
 def test_a_page_that_does_not_agree_is_found_out(page: str, files: Mapping[str, Sequence[str]], fault: str) -> None:
     assert faults(page, files) == [fault]
-
-
-@pytest.mark.parametrize(
-    ("source", "rows"),
-    [
-        ("def test_b4_an_index_is_cleaned(): ...", {"B4"}),
-        ("def test_nothing_overlaps_A4(): ...", {"A4"}),
-        ("async def test_a_window_A5_and_C5_together(): ...", {"A5", "C5"}),
-        ("'''Bombs (S5, S16).'''\ndef test_a_bomb(): ...", {"S5", "S16"}),
-        ("'''B1-B3 in any order.'''\nTestIt = Machine.TestCase", {"B1", "B2", "B3"}),
-        ("def test_it():\n    '''From S9 to S11.'''", {"S9", "S10", "S11"}),
-        ("'''Helpers for S5.'''\ndef make(): ...", set()),
-        ("def helper_A1(): ...\ndef test_that_names_nothing(): ...", set()),
-        ("def test_a_format_of_F1_and_UTF8_S3D(): ...", set()),
-    ],
-)
-def test_a_module_names_rows_in_test_names_and_docstrings(source: str, rows: set[str]) -> None:
-    assert rows_of_module(source) == rows

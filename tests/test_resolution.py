@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from semel.processing.fingerprint import PACKAGES
-from tools.resolution import differences, pinned, versions_of
+from tools.resolution import differences, pinned
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
@@ -39,31 +39,6 @@ def test_another_version_on_one_side_is_found() -> None:
         "numpy: 2.4.6 for a frontend, 2.3.5 for a worker",
         "transformers: 5.22.2 for a frontend, 5.19.0 for a worker",
     ]
-
-
-def test_another_patch_on_one_side_is_none_but_another_minor_version_is() -> None:
-    """Control: equal versions, which a patch of one package on one side breaks."""
-    patched, newer = RESOLVED | {"numpy": "2.3.6"}, RESOLVED | {"numpy": "2.4.0"}
-    assert not differences(patched, RESOLVED, tuple(RESOLVED))
-    assert patched != RESOLVED
-    assert differences(newer, RESOLVED, tuple(RESOLVED)) == ["numpy: 2.4.0 for a frontend, 2.3.5 for a worker"]
-
-
-@pytest.mark.parametrize("is_frontend", [True, False])
-def test_a_package_that_one_side_lacks_is_found(*, is_frontend: bool) -> None:
-    less = {name: found for name, found in RESOLVED.items() if name != "av"}
-    sides = (less, RESOLVED) if is_frontend else (RESOLVED, less)
-    assert len(differences(*sides, tuple(RESOLVED))) == 1
-
-
-def test_a_package_that_both_lack_is_found() -> None:
-    assert differences({}, {}, ("torch",)) == ["torch: none for a frontend, none for a worker"]
-
-
-def test_a_report_of_pip_is_read_by_canonical_names_and_public_versions() -> None:
-    found = [{"name": "Torch", "version": "2.13.0+cpu"}, {"name": "pydantic_core", "version": "2.50.4"}]
-    report = {"version": "1", "install": [{"metadata": metadata} for metadata in found]}
-    assert versions_of(report) == {"torch": "2.13.0", "pydantic-core": "2.50.4"}
 
 
 def test_the_packages_of_the_fingerprint_are_one_extra_that_frontends_and_workers_include() -> None:

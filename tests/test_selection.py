@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.selection import changed_files, imports_of, selected_tests
+from tools.selection import changed_files, selected_tests
 
 IMPORTS = {
     "semel.media.fetch.url": frozenset({"semel.errors"}),
@@ -43,16 +43,6 @@ TESTS = [
 )
 def test_a_change_brings_its_package_and_what_imports_it(changed: list[str], expected: list[str]) -> None:
     assert selected_tests(changed, IMPORTS, TESTS) == expected
-
-
-def test_the_modules_that_import_one_are_found_in_the_source(tmp_path: Path) -> None:
-    (tmp_path / "semel" / "wire").mkdir(parents=True)
-    (tmp_path / "semel" / "__init__.py").write_text("import semel.client\n")
-    (tmp_path / "semel" / "wire" / "codec.py").write_text("def f():\n    from semel.errors import ProtocolError\n")
-    assert imports_of(tmp_path / "semel") == {
-        "semel": {"semel.client"},
-        "semel.wire.codec": {"semel.errors", "semel.errors.ProtocolError"},
-    }
 
 
 def test_what_is_committed_on_a_branch_what_is_not_and_what_is_new_has_changed(tmp_path: Path) -> None:

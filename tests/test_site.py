@@ -93,22 +93,6 @@ def test_a_search_for_the_field_s_words_finds_a_page(site: Path, words: str) -> 
     assert not pages_with(site, f"{words}less"), "the control: a word that no page has"
 
 
-def test_the_front_page_begins_with_the_pitch_a_command_and_the_chart(site: Path) -> None:
-    page = (site / "index.html").read_text()
-    text = re.sub(r"</?(?:span|strong)[^>]*>", "", page[page.index("<h1") :])
-    parts = ("data plane for LLM serving: repeated", "semel serve Qwen/", "ttft.png", "<table>")
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
-
-
-def test_search_needs_no_server(site: Path) -> None:
-    """A page that is read from a folder can neither fetch the index nor start a worker: it has a script for each."""
-    assert (site / "search/search_index.js").read_text().startswith("var __index = {")
-    for page in ("index.html", "reference/metrics.html"):
-        (script,) = re.findall(r'<script src="([^"]*iframe-worker[^"]*)"', (site / page).read_text())
-        assert (site / page).parent.joinpath(script).resolve() == site / "assets/iframe-worker.js"
-
-
 MEASURE = """<script>
 const tables = [...document.querySelectorAll("table")];
 const page = document.querySelector(".md-content").clientWidth;

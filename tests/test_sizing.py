@@ -20,16 +20,6 @@ def total(host: Host) -> int:
     return sum(part.nbytes for part in memory_of(host))
 
 
-@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(0, 64 * GIB))
-def test_hosts_add_up(processes: int, frontends: int, workers: int, held: int) -> None:
-    host = Host(processes, frontends=frontends, workers=workers)
-    more = replace(host, feature_cache=host.feature_cache + held, item_cache=host.item_cache + held, media_cache=held)
-    assert total(more) - total(host) == held * (2 * frontends + workers)
-    assert total(replace(host, frontends=frontends + 1)) - total(host) == (
-        sizing.FRONTEND + sizing.POOL_TEMPLATE + (processes + 1) * sizing.POOL_PROCESS + host.feature_cache
-    )
-
-
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 1 << 20), st.integers(0, 1 << 15))
 def test_every_rank_holds_every_encoder_output(workers: int, ranks: int, embeddings: int, each: int) -> None:
     host = Host(2, workers=workers, ranks=ranks)

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Final
 
 from semel.lab.testing.models import build
-from tests.clients.comparison import Reply, Verdict, compare, read_replies
-from tests.clients.environments import CLIENTS, Client, python_of
-from tests.clients.page import Row, lines_of, replace_rows, wrong_lines
 from tests.serve.both import MODEL, serving_both
 from tests.serve.speaking import speaking
+from tools.client_comparison import Reply, Verdict, compare, read_replies
+from tools.client_environments import CLIENTS, Client, python_of
+from tools.client_page import Row, lines_of, replace_rows, wrong_lines
 
 __all__ = ["DRIVERS", "ask", "rows_of"]
 

@@ -34,7 +34,7 @@ MEASURING: Final = (
         "scripts/pool-cost",
         "scripts/image-cost",
     ),
-    *("scripts/generic-cost", "scripts/hostile", "python -m tests.fleet", "python -m tools."),
+    *("scripts/generic-cost", "scripts/hostile", "python -m tools."),
 )
 """How the commands begin that measure something."""
 
@@ -91,7 +91,7 @@ FIGURES: Final[dict[str, Figures]] = {
     "trace-table": Figures(
         "python -m tools.fleet.trace_table 1000", ("docs/deploy/fleet.md", "docs/operate/scale.md"), 10
     ),
-    "random-fleets": Figures("python -m tests.fleet.random_fleets 100000", ("docs/operate/scale.md",), 10),
+    "random-fleets": Figures("python -m tools.fleet.random_fleets 100000", ("docs/operate/scale.md",), 10),
     "dashboard": Figures("python -m tools.fleet.dashboard docs/dashboard.png", ("docs/operate/metrics.md",), 5),
     "load": Figures("scripts/load --compare --requests 300 --rounds 3 --seed 40", ("docs/deploy/fleet.md",), 10),
     "faults": Figures("scripts/faults --brief", ("docs/deploy/fleet.md",), 8),

@@ -17,7 +17,7 @@ from semel.lab.bench.serving import servers
 from semel.lab.bench.serving.run import Options
 from semel.lab.bench.serving.servers import Launch, semel_server
 from semel.settings import FrontendSettings, WorkerSettings
-from tests.fleet.processes import Fleet
+from tools.fleet.processes import Fleet
 from tools.fleet.transports import Figures
 
 STAND_IN = """

@@ -11,8 +11,6 @@ from semel.processing import HfProcessor
 from semel.wire.events import Reset
 from semel.wire.zmq import Connected, FrontendLink
 
-__all__ = ["contract_of", "digests_of", "features_of"]
-
 CONNECT_S = 20.0
 
 

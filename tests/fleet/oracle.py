@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from semel.core import Digest
-from tests.fleet.linear import Candidate, choose
-
-__all__ = ["Oracle"]
+from tools.fleet.linear import Candidate, choose
 
 
 @dataclass

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Relay", "relaying"]
-
 
 @dataclass
 class Relay:

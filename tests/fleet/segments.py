@@ -8,8 +8,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Segment", "left_of", "segments_of"]
-
 NAMED = "/dev/shm/"
 NAMELESS = "/memfd:semel"
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest
-from tests.fleet.linear import Candidate, bound_over
-from tests.fleet.linear import shipped as choose
-from tests.fleet.trace import Pace, Request, Trace, View, balanced, draw, round_robin, simulate
+from tools.fleet.linear import Candidate
+from tools.fleet.linear import shipped as choose
+from tools.fleet.trace import Request, View, balanced, draw, round_robin, simulate
 
 TRACES = 1_000
 
@@ -54,25 +54,6 @@ def test_nobody_is_chosen_who_is_busier_than_the_bound_which_is_wider_for_who_ho
     fleet: list[Candidate], items: list[Digest], prefix: bytes
 ) -> None:
     assert fleet[choose(fleet, items, prefix)] in fit(fleet)
-
-
-@given(fleets, digests, prefixes)
-def test_of_those_who_are_not_too_busy_one_that_holds_most_is_chosen(
-    fleet: list[Candidate], items: list[Digest], prefix: bytes
-) -> None:
-    chosen = fleet[choose(fleet, items, prefix)]
-    assert chosen.known_items == max(candidate.known_items for candidate in fit(fleet))
-
-
-@given(fleets)
-def test_without_items_and_without_an_opening_it_is_one_of_the_least_busy(fleet: list[Candidate]) -> None:
-    fleet = [replace(candidate, known_items=0) for candidate in fleet]
-    assert fleet[choose(fleet, [])].load == min(candidate.load for candidate in fleet)
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=10))
-def test_up_to_ten_workers_the_bound_stands_over_the_least_busy(loads: list[int]) -> None:
-    assert bound_over(loads) == min(loads) + 3 + 0.1 * sum(loads) / len(loads)
 
 
 @pytest.mark.parametrize("count", [11, 100])
@@ -136,32 +117,6 @@ def test_among_equal_holders_the_conversation_decides_and_not_the_item() -> None
     fleet = [Candidate(name, 0, 1) for name in "abcd"]
     chosen = {choose(fleet, [digest_of(1)], key_of(number)) for number in range(100)}
     assert chosen == {0, 1, 2, 3}
-
-
-def test_a_trace_can_be_followed_by_hand() -> None:
-    item, other = digest_of(1), digest_of(2)
-    paces = (Pace(1.0, until=3.0, then=0.5), Pace(1.0))
-    requests = (
-        Request(0.0, 0, (item,), b"t", 1.0),  # worker 0: encode 2, prefill 0.5, answer 1: 3 s, then 0.5 at half speed
-        Request(0.0, 0, (item,), b"t", 1.0),  # worker 1: the same, 3.5 s
-        Request(5.0, 0, (item, other), b"t", 1.0),  # worker 0 at 5 s: one encode of 2, answer 1, at half speed: 6 s
-    )
-    outcome = simulate(Trace(paces, 1, encode_s=2.0, prefill_s=0.5, requests=requests), round_robin)
-    assert (outcome.makespan_s, outcome.encodes, outcome.prefills) == (11.0, 3, 2)
-
-
-def test_a_frontend_knows_its_own_requests_at_once_and_those_of_others_after_the_lag() -> None:
-    item = digest_of(1)
-    seen: list[tuple[list[int], list[int]]] = []
-
-    def watch(number: int, view: View, request: Request) -> int:
-        seen.append((list(view.loads), [len(held) for held in view.held]))
-        return 0
-
-    asked = [(0.0, 0), (0.0, 0), (0.01, 1), (0.5, 1), (9.0, 1)]
-    requests = tuple(Request(at, frontend, (item,), b"t", 1.0) for at, frontend in asked)
-    simulate(Trace((Pace(), Pace()), 2, encode_s=0.0, prefill_s=0.0, requests=requests), watch)
-    assert seen == [([0, 0], [0, 0]), ([1, 0], [1, 0]), ([0, 0], [0, 0]), ([3, 0], [1, 0]), ([0, 0], [1, 0])]
 
 
 @pytest.mark.slow

@@ -12,15 +12,14 @@ import pytest
 from semel.core import Digest, FeatureInfo, Layout
 from semel.fleet import balance
 from semel.fleet.balance import Balance
-from semel.fleet.ranking import Ranking, numbers_in
+from semel.fleet.ranking import Ranking
 from semel.ledger import Directory, Holders, Ledger
 from tests.effort import examples
-from tests.fleet.random_fleets import differing
-from tests.fleet.trace import AT_ONCE, BUSY, SHORT, Kind, balanced, draw, scanned, simulate
 from tests.ledger.examples import have
+from tools.fleet.random_fleets import differing
 
 FLEETS = 1_000
-"""By `python -m tests.fleet.random_fleets` a hundred thousand."""
+"""By `python -m tools.fleet.random_fleets` a hundred thousand."""
 
 INFO = FeatureInfo("image", 1, Layout((7,)))
 
@@ -69,21 +68,6 @@ def test_mutants_are_found_within_the_same_fleets(
     assert any(map(str, differing(FLEETS)))
 
 
-@pytest.mark.parametrize("kind", [BUSY, AT_ONCE, SHORT], ids=["busy", "at once", "short"])
-def test_traces_end_as_with_a_scan_to_the_digit(kind: Kind) -> None:
-    for seed in range(6):
-        trace = draw(seed, kind)
-        assert simulate(trace, balanced) == simulate(trace, scanned)
-
-
-def test_a_directory_gives_out_the_lowest_number_that_is_free() -> None:
-    directory = Directory()
-    assert [directory.enter() for _ in range(3)] == [0, 1, 2]
-    directory.leave(1)
-    directory.leave(0)
-    assert [directory.enter() for _ in range(3)] == [0, 1, 3]
-
-
 def test_nothing_is_left_of_a_worker_that_lost_its_session_or_left_D3() -> None:
     directory = Directory()
     one, other = Ledger(directory), Ledger(directory)
@@ -103,11 +87,6 @@ def test_nothing_is_left_of_a_worker_that_lost_its_session_or_left_D3() -> None:
     assert other.knows(digests[0])
     assert set(other.settle("r")) == set(digests[2:])
     assert elsewhere.holders(digests) == [0b1] * 2
-
-
-def test_the_numbers_in_a_set_are_those_of_its_bits() -> None:
-    for number in (0, 1, 0b1011, 1 << 999, (1 << 1_000) - 1):
-        assert list(numbers_in(number)) == [bit for bit in range(1_000) if number >> bit & 1]
 
 
 def _many(workers: int, held: int) -> Callable[[], object]:

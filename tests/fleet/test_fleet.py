@@ -18,17 +18,17 @@ import pytest
 
 import semel
 from semel.telemetry import metrics
-from tests.fleet.bare import running_bare
-from tests.fleet.counters import Counts, settled, until_idle
-from tests.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
 from tests.fleet.features import contract_of, digests_of, features_of
 from tests.fleet.oracle import Oracle
-from tests.fleet.plan import Ask, Chat, Kind, Load, body_of, draw_images, plan
-from tests.fleet.processes import ITEMS_HELD, Fleet, Node, running_fleet
 from tests.fleet.relay import Relay, relaying
 from tests.fleet.segments import Segment, left_of, segments_of
 from tests.serve.served import sum_of, until
+from tools.fleet.bare import running_bare
+from tools.fleet.counters import Counts, settled, until_idle
+from tools.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
 from tools.fleet.load import drive
+from tools.fleet.plan import Ask, Chat, Kind, Load, body_of, pictures, plan
+from tools.fleet.processes import ITEMS_HELD, Fleet, Node, running_fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(900)]
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from semel.core import Digest, Feature, Submission
-from semel.errors import ConfigError, WorkerLost
-from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
+from semel.errors import ConfigError
+from semel.fleet.fleet import Fleet, StreamedAnswer
 from semel.fleet.membership import Membership
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink
@@ -151,88 +148,3 @@ async def test_an_address_that_cannot_be_linked_to_keeps_nobody_else_out(
     await until(lambda: frontend.serving == {good} and "others can enter the socket directory" in caplog.text)
     with pytest.raises(ConfigError, match="others can enter"):
         await frontend.members.join(bad)
-
-
-@asynccontextmanager
-async def _worker(address: str) -> AsyncIterator[Process]:
-    command = (sys.executable, "-m", "tests.frontend.echo_process", address, str(PAUSE_S))
-    process = await asyncio.create_subprocess_exec(*command)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-@pytest.mark.timeout(120)
-async def test_a_worker_that_is_killed_fails_no_request_that_had_not_streamed(
-    frontend: Frontend, tmp_path: Path
-) -> None:
-    """Issue 8.4, `kill -9`: whole answers, begun or not, and streams that had not begun. Others hear the truth."""
-    addresses = []
-    async with AsyncExitStack() as stack:
-        processes: dict[str, Process] = {}
-        for name in "abc":
-            (tmp_path / name).mkdir(mode=0o700)
-            addresses.append(f"ipc://{tmp_path}/{name}/w.sock")
-            processes[addresses[-1]] = await stack.enter_async_context(_worker(addresses[-1]))
-        frontend.name(*addresses)
-        await until(lambda: frontend.serving == set(addresses))
-        outcomes = await _drive(frontend, processes)
-    wholes, streams = outcomes[::2], outcomes[1::2]
-    assert [whole for whole in wholes if whole.error is not None] == []
-    assert [stream for stream in streams if stream.error is not None and not stream.begun] == []
-    assert all(one.tokens == expected([one.number]) for one in outcomes if one.error is None)
-    assert any(stream.error is not None for stream in streams), "the killed worker was not answering any stream"
-
-
-class _Asked:
-    """A request, and what became of it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.tokens: tuple[int, ...] = ()
-        self.begun = False
-        self.error: Exception | None = None
-
-    async def ask(self, frontend: Frontend, kind: type[StreamedAnswer]) -> None:
-        async with asyncio.timeout(60):
-            try:
-                stream = await frontend.submit(self.number, kind)
-                async for output in stream:
-                    self.begun = True
-                    self.tokens += output.token_ids
-                await stream.close()
-            except Exception as error:  # noqa: BLE001
-                self.error = error
-                assert isinstance(error, WorkerLost)
-
-    def __repr__(self) -> str:
-        return f"{self.number}: {self.error!r} after {self.tokens}"
-
-
-async def _drive(frontend: Frontend, processes: dict[str, Process]) -> list[_Asked]:
-    """Ask for whole answers and streams in turn, a few at a time, and kill a worker in the midst of them."""
-    asked = [_Asked(number) for number in range(120)]
-    turns = asyncio.Semaphore(24)
-
-    async def ask(one: _Asked) -> None:
-        async with turns:
-            await one.ask(frontend, StreamedAnswer if one.number % 2 else BufferedAnswer)
-
-    def victim() -> RemoteWorker | None:
-        """A worker that has begun a whole answer, and a stream of which the client has just got the first token."""
-        for worker in frontend.fleet.serving:
-            begun = [int(stream.request_id[1:]) for stream in worker._streams.values() if stream._make is None]
-            if any(number % 2 == 0 for number in begun) and any(len(asked[number].tokens) == 1 for number in begun):
-                return worker
-        return None
-
-    tasks = [asyncio.create_task(ask(one)) for one in asked]
-    await until(lambda: sum(one.begun for one in asked) >= 30 and victim() is not None)
-    killed = victim()
-    assert killed is not None
-    processes[killed.name].send_signal(signal.SIGKILL)
-    await asyncio.gather(*tasks)
-    return asked

@@ -12,9 +12,9 @@ import pytest
 from semel.fleet.fleet import Fleet
 from semel.fleet.pending import PendingRequests
 from semel.ledger import Holders
-from tests.fleet.linear import Candidate, choose
 from tests.wire.examples import digest_of
 from tests.worker.pairing import rig
+from tools.fleet.linear import Candidate, choose
 
 
 @pytest.fixture

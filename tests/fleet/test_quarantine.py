@@ -154,49 +154,7 @@ def engine(name: str, session: int = 1) -> EngineRun:
     return EngineRun(name, session)
 
 
-def test_two_engines_and_the_content_is_refused_to_its_tenant_for_10_minutes() -> None:
-    now = 0.0
-    quarantine = Quarantine(now=lambda: now)
-    suspect = quarantine.enter(K)
-    quarantine.submit(suspect, engine("a"))
-    quarantine.die(suspect)
-    quarantine.submit(suspect, engine("b"), isolated=True)
-    quarantine.die(suspect)
-    with pytest.raises(RequestQuarantined, match="2 engines died; it is refused for 600 s") as refusal:
-        quarantine.enter(K)
-    assert refusal.value.status == 503
-    assert refusal.value.retry_after_s == KEEP_S
-    quarantine.enter(K._replace(tenant="another"))
-    now = KEEP_S
-    quarantine.enter(K)
-
-
-def test_one_engine_with_the_same_content_three_times_is_one_strike() -> None:
-    quarantine = Quarantine(now=lambda: 0.0)
-    suspects = [quarantine.enter(K) for _ in range(3)]
-    for one in suspects:
-        quarantine.submit(one, engine("a"))
-    for one in suspects:
-        quarantine.die(one)
-    assert quarantine.strikes(K) == 1
-
-
-def test_what_is_on_trial_is_not_tried_a_second_time_meanwhile() -> None:
-    quarantine = Quarantine(now=lambda: 0.0)
-    first, second = quarantine.enter(K), quarantine.enter(K)
-    for one in (first, second):
-        quarantine.submit(one, engine("a"))
-        quarantine.die(one)
-    quarantine.submit(first, engine("b"), isolated=True)
-    assert not quarantine.may_retry_isolated(second, "c")
-    with pytest.raises(NotReady):
-        quarantine.enter(K)
-    quarantine.finish(first)
-    assert quarantine.may_retry_isolated(second, "c")
-    quarantine.enter(K)
-
-
-def under_way_when_a_died(quarantine: Quarantine) -> list[Suspect]:
+def under_way_when_a_died(suspicion: Suspicion) -> list[Suspect]:
     """An innocent request and a killer, which were both there."""
     both = [quarantine.enter(INNOCENT), quarantine.enter(K)]
     for one in both:

@@ -22,8 +22,8 @@ from semel.telemetry import metrics
 from semel.telemetry.meter import Metric
 from tests.embeddings.proxy import Answer, Proxy, constant, cut_after, honest, running_proxy, silent, trickle
 from tests.embeddings.redis import Redis, running_redis
-from tests.fleet.processes import Fleet, running_fleet
 from tests.serve.served import sum_of, until
+from tools.fleet.processes import Fleet, running_fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.alone, pytest.mark.timeout(1_500)]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from semel.telemetry import metrics
-from tests.fleet.driving import CUT_OFF, Driver, Reference, Tally, ask_alone
-from tests.fleet.plan import Kind, Repeats, draw_images, plan_repeats
-from tests.fleet.processes import Fleet, Node, running_fleet
 from tests.serve.served import sum_of, until
 from tools.fleet.comparing import ROOMY_GB, Frontends, begin_rivals, compare, empty
+from tools.fleet.driving import CUT_OFF, Driver, Reference, Tally, ask_alone
+from tools.fleet.plan import Kind, Repeats, pictures, plan_repeats
+from tools.fleet.processes import Fleet, Node, running_fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.alone, pytest.mark.timeout(1_500)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -177,25 +176,6 @@ async def test_three_failures_in_a_row_eject_a_worker_and_a_trial_brings_it_back
     assert three.ejected == []
 
 
-async def test_trials_come_one_at_a_time_and_one_that_is_given_up_makes_room_for_the_next(three: Three) -> None:
-    bad = three.fleet.workers[0]
-    engine = three.rig_of(bad).engine
-    engine.fault = "submission"
-    for _ in range(3):
-        await three.ask(bad)
-    engine.fault, engine.pause_s, three.now = None, 0.2, 10.0
-    with three.fleet.preparing([digest_of(1)]) as chosen:
-        others = [number for number in range(40) if three.fleet.choose([digest_of(number)]) is bad]
-        assert (chosen is bad) == (not others), "a trial in preparation is one"
-    stream = await three.submit(bad)
-    assert bad not in three.fleet.available
-    await stream.close()
-    assert bad in three.fleet.available, "nothing is known yet"
-    assert three.ejected == [bad]
-    assert await three.ask(bad) == expected([1])
-    assert three.ejected == []
-
-
 @pytest.mark.parametrize(
     ("sampling", "error"), [({"refuse": True}, RequestError), ({"fail": "first_token"}, EngineFailed)]
 )
@@ -215,29 +195,6 @@ async def test_a_client_cannot_have_workers_ejected(
     assert three.ejected == [bad]
 
 
-async def test_requests_that_nobody_waits_for_any_more_count_against_nobody(three: Three) -> None:
-    for one in three.rigs:
-        one.engine.pause_s = 0.05
-    for _ in range(6):
-        stream = await three.submit(three.fleet.workers[0])
-        await stream.close()
-    assert three.ejected == []
-    assert three.fleet.load(three.fleet.workers[0]) == 0
-
-
-async def test_a_failure_counts_as_load_for_10_s(three: Three) -> None:
-    """Control: what its requests alone make of it, nothing, which is why everybody was sent there."""
-    three.restart(eject_after=0)
-    bad = three.fleet.workers[0]
-    three.rig_of(bad).engine.fault = "submission"
-    for _ in range(5):
-        await three.ask(bad)
-    assert (three.fleet.load(bad), bad.load) == (5, 0)
-    assert all(three.fleet.choose([digest_of(number)]) is not bad for number in range(40))
-    three.now = 10.0
-    assert three.fleet.load(bad) == 0
-
-
 async def test_a_worker_that_is_lost_before_the_first_token_has_failed(three: Three) -> None:
     lost = three.fleet.workers[0]
     one = three.rig_of(lost)
@@ -250,50 +207,11 @@ async def test_a_worker_that_is_lost_before_the_first_token_has_failed(three: Th
     assert three.ejected == [lost]
 
 
-async def test_at_least_half_are_available_and_the_last_resort_is_an_ejected_worker(three: Three) -> None:
-    a, b, c = three.fleet.workers
-    for bad in (a, b):
-        three.rig_of(bad).engine.fault = "first_token"
-    for bad in (a, b):
-        while not three.fleet.is_ejected(bad):
-            with pytest.MonkeyPatch.context() as patch:  # the other one that fails would make it the request's fault
-                patch.setattr(three.fleet, "choose", lambda *_, **__: c)
-                await three.ask(bad)
-    assert len(three.fleet.available) == 2
-    assert c in three.fleet.available
-    three.fleet.retire(c)
-    for worker in (a, b):
-        three.rig_of(worker).engine.fault = None
-    assert await three.ask() == expected([1])
-
-
 def test_what_is_a_workers_own_fault() -> None:
     faults = {kind for kind in told_kinds() if is_worker_fault(kind("x"))}
     assert {EngineFailed, WorkerLost, ServiceError} <= faults
     assert not faults & {FeatureRejected, NotReady}
     assert not [kind for kind in faults if issubclass(kind, RequestError) or kind.status < 500]
-
-
-async def test_half_of_the_fleet_failing_is_found_out_although_requests_fail_twice(tmp_path: Path) -> None:
-    """What fails at two workers counts at neither; with two of four broken enough requests meet a good one."""
-    async with AsyncExitStack() as stack:
-        rigs = []
-        for name in "abcd":
-            (tmp_path / name).mkdir(mode=0o700)
-            rigs.append(await stack.enter_async_context(rig(tmp_path / name)))
-        four = Three(rigs)
-        bad = four.fleet.workers[:2]
-        for worker in bad:
-            four.rig_of(worker).engine.fault = "first_token"
-        errors = Counter[str]()
-        for number in range(240):
-            four.now += 0.1
-            try:
-                await four.ask(number=number)
-            except EngineFailed:
-                errors["failed"] += 1
-        assert set(four.ejected) == set(bad)
-        assert errors["failed"] <= 6
 
 
 async def test_what_we_fail_on_of_one_worker_ends_its_session_and_nobody_elses(

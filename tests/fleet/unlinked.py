@@ -14,8 +14,6 @@ from tests.wire.examples import CONTRACT
 if TYPE_CHECKING:
     from semel.wire.zmq import FrontendLink
 
-__all__ = ["UnlinkedWorker"]
-
 
 class UnlinkedWorker(RemoteWorker):
     """It serves, holds what it announces, and has the load that it is set to."""

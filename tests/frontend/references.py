@@ -26,28 +26,6 @@ from semel.store.store import ObjectMediaStore
 from tests.render.drawn import drawn
 from tests.store.stores import KEY, Clock, FaultyObjects, upload_of
 
-__all__ = [
-    "CONTENTS",
-    "HUGE",
-    "TENANTS",
-    "TEXT",
-    "Breaking",
-    "Chat",
-    "Delete",
-    "Fault",
-    "Forget",
-    "List",
-    "Look",
-    "Model",
-    "Part",
-    "Restart",
-    "Step",
-    "Sweep",
-    "Upload",
-    "Wait",
-    "World",
-]
-
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 CAPACITY: Final = 4 * SMALLEST_BYTES
 TTL_S: Final = 100

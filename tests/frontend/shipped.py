@@ -39,8 +39,6 @@ from tests.render.conftest import PLACEHOLDERS
 from tests.render.drawn import drawn
 from tests.waiting import until
 
-__all__ = ["DrawnPool", "Frontend", "Shipped", "shipped"]
-
 DRAWN = Description("drawn", PLACEHOLDERS, encoder_decoder=False)
 
 Kind = Literal["process", "apart", "lay out"]

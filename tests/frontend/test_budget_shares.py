@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.errors import Busy, MediaTooLarge, TooManyBytes
+from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
 from semel.fairness.claims import Claims
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
@@ -406,3 +406,45 @@ async def test_mutant_pins_that_are_offered_are_called_back_in_vain(monkeypatch:
     monkeypatch.setattr(Claims, "offer", mutant)
     with pytest.raises(AssertionError, match="more than there is"):
         await called_back_by(41, pinned=20)
+
+
+def test_a_closed_account_takes_nothing_and_closing_twice_gives_back_once() -> None:
+    budget = Budget(LIMITS)
+    other = budget.open()
+    other.take(10)
+    with budget.open() as account:
+        account.take(50)
+    account.close()
+    account.take(20)
+    assert (budget.in_flight, budget.requests, account.charged) == (10, 1, 0)
+
+
+def test_threads_that_take_at_the_same_time_lose_no_byte() -> None:
+    budget = Budget(BudgetLimits(1 << 40, 1 << 40, 64))
+
+    def work() -> None:
+        for _ in range(200):
+            with budget.open() as account:
+                for _ in range(10):
+                    account.take(7)
+                account.keep(3)
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert (budget.in_flight, budget.requests) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "flag"),
+    [
+        ((0, 10, 1), "--max-request-media-bytes"),
+        ((11, 10, 1), "--max-media-bytes-in-flight is 10, less than the 11"),
+        ((10, 10, 0), "--max-waiting-requests"),
+    ],
+)
+def test_limits_that_could_admit_nothing_are_refused_by_their_flag(limits: tuple[int, int, int], flag: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        BudgetLimits(*limits)

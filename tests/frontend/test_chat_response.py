@@ -39,13 +39,6 @@ def chunks(*outputs: Output, **options: Any) -> list[Mapping[str, Any]]:
     return [*(chunk for output in outputs for chunk in answer.chunks(output)), *answer.closing()]
 
 
-def test_without_parsers_the_message_is_the_text() -> None:
-    choice = whole(Output(0, "a", (1,)), Output(0, "b", (2,), finish_reason="stop", stop_reason="c"))["choices"][0]
-    assert choice["message"]["content"] == "ab"
-    assert "tool_calls" not in choice["message"]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "c")
-
-
 def test_what_parsers_read_goes_before_the_text() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     read = {"content": None, "reasoning": "hm", "tool_calls": [call]}
@@ -66,15 +59,6 @@ def test_usage_tells_cached_tokens_and_those_of_each_modality() -> None:
         "audio_tokens": 3,
     }
     assert usage["completion_tokens_details"] is None
-
-
-def test_a_stream_begins_with_who_speaks_once_there_is_something_to_say() -> None:
-    first, second, last = chunks(Output(0, "a", (1,)), Output(0, "b", (2,), finish_reason="length"))
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert second["choices"][0]["delta"] == {"content": "a"}
-    assert "system_fingerprint" not in second
-    assert (last["choices"][0]["finish_reason"], last["system_fingerprint"]) == ("length", "semel-0")
-    assert len(chunks(Output(1, "a", (1,)), count=2)) == 3
 
 
 def test_a_chunk_that_says_nothing_is_left_out_unless_its_tokens_are_shown() -> None:

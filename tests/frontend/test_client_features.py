@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from msgspec.msgpack import Ext
 
 from semel.cache import LruCache
-from semel.core import Digest, Feature, Field, Key, Layout, Mask, Media, Output, Submission, Tenant, Tensor
+from semel.core import Digest, Feature, Field, Key, Layout, Mask, Output, Submission, Tenant, Tensor
 from semel.errors import FeatureRejected, InvalidRequest
 from semel.frontend.api.tokens.generate_request import Place, RequestItem
 from semel.frontend.budget import Budget
@@ -34,7 +34,7 @@ from semel.render import ChatRenderer
 from semel.telemetry.stages import Stage
 from tests.frontend.rig import CONTRACT, MAX_TOKENS, Rig, rig
 from tests.frontend.test_generate import CHAT, GENERATE, RENDER, body, digests_of
-from tests.render.drawn import FEATURE_BYTES, Drawing, drawn
+from tests.render.drawn import FEATURE_BYTES, Drawing
 from tests.waiting import until
 
 FIELDS = {"pixel_values": Field("uint8", (FEATURE_BYTES,))}
@@ -194,20 +194,6 @@ async def test_the_answer_tells_the_names_by_which_what_was_sent_can_be_named(ap
     assert before == 2
 
 
-async def test_what_is_sent_twice_travels_to_the_worker_once(app: Rig) -> None:
-    content = rewritten(await file_of(app, 1), unsealed)
-    for _ in range(3):
-        assert (await post_file(app, content)).status_code == 200
-    assert sent(app) == 1
-
-
-async def test_what_the_worker_has_lost_is_sent_again(app: Rig) -> None:
-    content = await file_of(app, 1)
-    tokens = (await post_file(app, content)).json()["choices"][0]["token_ids"]
-    app.engine.lost.update(digests_of(await app.ok(RENDER, body(1))))
-    assert (await post_file(app, content)).json()["choices"][0]["token_ids"] == tokens
-
-
 async def test_vllm_s_own_form_is_taken_and_answered_as_the_chat_is(app: Rig) -> None:
     rendered = await packed_body(app, 2, 4, 2)
     answer = await app.ok(GENERATE, rendered)
@@ -223,13 +209,6 @@ async def test_an_embedding_mask_that_vllm_leaves_out_is_told_by_the_tokens(app:
     assert app.engine.last is not None
     (placed,) = app.engine.last.prompt.timeline
     assert placed.mask == Mask(bits)
-
-
-async def test_what_vllm_s_render_route_says_of_its_own_engine_is_not_looked_at(app: Rig) -> None:
-    rendered = await packed_body(app, 1)
-    rendered["sampling_params"] |= {"output_kind": 2, "skip_clone": True, "skip_reading_prefix_cache": False}
-    rendered["features"]["mm_metadata"] = {"image": [packed(bytes([1]) * FEATURE_BYTES)]}
-    await app.ok(GENERATE, rendered)
 
 
 @pytest.mark.slow
@@ -427,12 +406,6 @@ async def test_what_a_client_sends_is_within_the_budget_of_a_request_and_of_the_
         assert app.service.budget.in_flight == 0
 
 
-async def test_a_body_over_the_limit_is_413_S18(app: Rig) -> None:
-    content = await file_of(app, 1)
-    app.service.body = BodyLimits(max_bytes=len(content) - 1)
-    assert (await post_file(app, content)).status_code == 413
-
-
 async def test_while_the_answer_has_not_begun_what_was_sent_is_in_the_account_S18(
     app: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,36 +420,6 @@ async def test_while_the_answer_has_not_begun_what_was_sent_is_in_the_account_S1
     await post_file(app, content)
     assert held[0] >= len(content)
     assert app.service.budget.in_flight == 0
-
-
-IMAGE_TOKENS = 1_369
-"""Of an image of 1024×1024."""
-
-
-async def test_a_repeat_by_digest_takes_at_most_8_KB_of_bodies(app: Rig, drawing: Drawing) -> None:
-    """Of a prompt with an image of 1,369 tokens; with its tensors, even these tiny ones, it is more."""
-
-    async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
-        return replace(drawn(media), layout=Layout((300,) * IMAGE_TOKENS))
-
-    serving = app.service.serving()
-    app.service.begin(replace(serving, pipeline=replace(serving.pipeline, process=process)))
-    await app.ok(CHAT, body(1))
-    rendered = await app.post(RENDER, body(1))
-    await until(lambda: all(app.worker.holding(digest) for digest in digests_of(rendered.json())))
-    answer = await app.client.post(GENERATE, content=rendered.content)
-    assert answer.status_code == 200
-    assert len(rendered.json()["token_ids"]) > IMAGE_TOKENS
-    assert len(rendered.content) + len(answer.content) <= 8 * 1_024
-    assert len(await file_of(app, 1)) > 8 * 1_024
-
-
-async def test_every_stage_of_it_is_timed(app: Rig, stages: list[Stage]) -> None:
-    content, rendered = await file_of(app, 1), await packed_body(app, 1)
-    for work in (post_file(app, content), app.post(GENERATE, rendered)):
-        stages.clear()
-        assert (await work).status_code == 200
-        assert stages == ["digest", "layout", "render", "send", "first_token"]
 
 
 def test_an_identity_by_bytes_tells_all_that_a_feature_is_S11() -> None:

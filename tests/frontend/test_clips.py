@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from semel.errors import MediaTooLarge
 from semel.frontend.budget import Account, Budget
 from semel.frontend.items.clips import PIECES_AT_ONCE, Chain
 from semel.frontend.limits import BudgetLimits
-from semel.media import DecodeLimits, cut_audio
-from semel.telemetry.stages import Stage
+from semel.media import DecodeLimits
 from tests.frontend.hearing import ROUTE, Hearing, Spoken, clip, hearing_rig, refusal, send, settled
 from tests.frontend.rig import Rig
 from tests.sounds import FORMATS, recorded, spoken
@@ -63,10 +61,6 @@ async def test_a_long_clip_is_heard_in_pieces_and_its_texts_are_joined(
     assert len(hearing.asked) == pieces
     assert len({one.request_id for one in hearing.asked}) == pieces
     assert settled(speech)
-
-
-async def test_languages_without_spaces_are_joined_without_them(speech: Rig) -> None:
-    assert (await send(speech, clip(40), language="ja")).json()["text"] == "hello therehello there"
 
 
 async def test_the_first_piece_tells_the_language_of_all(speech: Rig, hearing: Hearing) -> None:
@@ -172,17 +166,6 @@ async def test_few_pieces_of_one_clip_are_asked_for_at_once_S18(
     assert settled(speech)
 
 
-@pytest.mark.parametrize("stream", ["true", "false"])
-async def test_only_the_first_piece_tells_how_long_a_client_waits_for_its_first_token(speech: Rig, stream: str) -> None:
-    """The others are asked for long before they are listened to."""
-    stages: list[Stage] = []
-    serving = speech.service.serving()
-    pipeline = replace(serving.pipeline, timings=lambda _, stage: stages.append(stage))
-    speech.service.begin(replace(serving, pipeline=pipeline))
-    assert (await send(speech, clip(295), language="en", stream=stream)).status_code == 200
-    assert (stages.count("send"), stages.count("first_token")) == (11, 1)
-
-
 async def test_pieces_are_answered_in_their_order_whichever_is_ready_first() -> None:
     ready = [asyncio.Event() for _ in range(3)]
 
@@ -240,11 +223,3 @@ async def test_a_client_that_goes_away_leaves_nothing_behind_S18(speech: Rig, he
             break
     await until(lambda: settled(speech))
     assert hearing.asked
-
-
-def test_the_pieces_of_a_clip_are_all_of_it() -> None:
-    data = sound(100)
-    pieces = cut_audio(data, DecodeLimits(), sampling_rate=16_000, max_s=30)
-    assert pieces.samples == 1_600_000
-    assert sum(pieces.lengths_s) == pytest.approx(100)
-    assert max(pieces.lengths_s) <= 30

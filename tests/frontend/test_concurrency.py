@@ -202,15 +202,6 @@ async def test_a_stream_that_takes_too_long_ends_with_the_error_and_is_aborted()
     assert (gate.requests, refusals(meter, "deadline_exceeded")) == (0, 1)
 
 
-async def test_a_stream_of_another_api_that_takes_too_long_ends_in_its_own_form() -> None:
-    form = EventFormat(error=lambda error: f"event: error\ndata: {type(error).__name__}\n\n".encode(), done=b"")
-    app, _, _ = door(Streaming(form), ConcurrencyLimits(max_request_s=0.05))
-    late, task = await begin(app)
-    await task
-    _, error = [line for line in bytes(late.body).split(b"\n\n") if line]
-    assert error == b"event: error\ndata: DeadlineExceeded"
-
-
 async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_were_whole() -> None:
     app, gate, _ = door(half, ConcurrencyLimits(max_request_s=0.02))
     late = Exchange()
@@ -218,21 +209,6 @@ async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_w
         await late.run(app, CHAT, stream_of([BODY]))
     assert bytes(late.body) == b"{"
     assert gate.requests == 0
-
-
-async def test_who_reads_it_sees_that_it_is_cut_and_nobody_is_surprised(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    app, _, meter = door(half, ConcurrencyLimits(max_request_s=0.05))
-    async with (
-        served(RequestContextMiddleware(app, NO_TRACING, log_requests=False)) as made,
-        httpx.AsyncClient(timeout=30) as client,
-    ):
-        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
-            await client.post(f"http://127.0.0.1:{made.port}{CHAT}", content=BODY)
-    assert refusals(meter, "deadline_exceeded") == 1
-    assert "an answer was cut off" in caplog.text
-    assert "do not expect" not in caplog.text
-    assert "Traceback" not in caplog.text
 
 
 async def test_a_deadline_that_passes_after_the_last_byte_of_an_answer_is_nobody_s_concern(
@@ -333,26 +309,6 @@ async def test_what_has_been_answered_is_not_cut_off() -> None:
     assert (late.status, bytes(late.body), refusals(meter, "not_ready")) == (200, b"ok", None)
 
 
-async def test_a_client_that_leaves_a_stream_aborts_it_and_makes_room() -> None:
-    streaming = Streaming()
-    app, gate, _ = door(streaming, ConcurrencyLimits(max_requests=1))
-    held = await begin(app)
-    await end(*held)
-    assert [stream.closed for stream in streaming.streams] == [1]
-    assert gate.requests == 0
-
-
-async def test_a_task_that_is_cancelled_while_it_streams_is_cancelled() -> None:
-    """Who leaves is told from who ends the task: only the former is no error."""
-    streaming = Streaming()
-    exchange, task = await begin(streaming)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert [stream.closed for stream in streaming.streams] == [1]
-    assert exchange.status == 200
-
-
 def test_no_request_at_all_is_no_limit_but_a_mistake() -> None:
     with pytest.raises(ConfigError, match="--max-requests"):
         ConcurrencyLimits(max_requests=0)
@@ -425,15 +381,6 @@ def test_streams_that_have_begun_stay_and_the_next_place_is_another_tenant_s_S21
     for place in (*places, *others):
         gate.leave(place)
     assert gate.requests == 0
-
-
-def test_of_one_tenant_alone_nothing_is_kept_for_another() -> None:
-    gate = RequestLimiter(ConcurrencyLimits(max_requests=2))
-    places = [gate.enter(""), gate.enter("")]
-    with pytest.raises(Busy):
-        gate.enter("")
-    gate.leave(places[0])
-    assert gate.enter("").tenant == ""
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 40)), max_size=80))

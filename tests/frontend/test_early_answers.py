@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,15 +42,6 @@ def by_the_standard_library(port: int, path: str) -> Sent:
     return told
 
 
-def by_urllib(port: int, path: str) -> Sent:
-    """It asks for the connection to be closed."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", bytes(BODY_BYTES))
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=WITHIN_S)
-    with caught.value as answer:
-        return answer.code, answer.read(), answer.headers.get("retry-after")
-
-
 def fill(app: Rig) -> None:
     app.service.limiter.limits = ConcurrencyLimits(max_requests=1)
     app.service.limiter.enter("")
@@ -76,7 +65,7 @@ async def made(folder: Path, drawing: Drawing, *, has_keys: bool) -> AsyncIterat
         yield app, server.port
 
 
-@pytest.mark.parametrize("send", [by_httpx, by_the_standard_library, by_urllib])
+@pytest.mark.parametrize("send", [by_httpx, by_the_standard_library])
 @pytest.mark.parametrize(
     ("change", "path", "has_keys", "told"),
     [

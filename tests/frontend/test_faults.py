@@ -20,14 +20,7 @@ from tests.render.drawn import Drawing, image_part
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 BROKEN = 66
-PYDANTIC = (
-    "Input should",
-    "should have",
-    "Field required",
-    "Extra inputs",
-    "Value error",
-    "valid list",
-)
+PYDANTIC = ("Input should", "should have", "Field required", "Extra inputs", "Value error", "valid list")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import openai
 import pytest
 
 from semel.aio import concurrently
@@ -152,52 +151,11 @@ async def test_mutant_without_remembered_digests_every_use_reads_the_file(
     assert objects.calls.count("get") == 2
 
 
-async def test_a_file_that_is_needed_and_cannot_be_read_is_503_and_inline_media_go_on(
-    served: Rig, objects: FaultyObjects
-) -> None:
-    file_id = await upload(served)
-    objects.fault = "gone"
-    reply = await served.post(CHAT, chat(FORMS["file"](file_id)))
-    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "media_store_unavailable")
-    await prompt_of(served, chat(inline(1)))
-
-
-async def test_other_options_and_another_salt_are_other_items_of_the_same_file(served: Rig, drawing: Drawing) -> None:
-    part = FORMS["file"](await upload(served))
-    for fields in ({}, {"mm_processor_kwargs": {"a": 1}}, {"cache_salt": "x"}, {}):
-        await prompt_of(served, chat(part, **fields))
-    assert drawing.processed == [1, 1, 1]
-
-
 async def test_a_file_that_is_named_twice_is_read_once(served: Rig, objects: FaultyObjects, drawing: Drawing) -> None:
     part = FORMS["file"](await upload(served))
     await prompt_of(served, chat(part, part, inline(1)))
     assert objects.calls.count("get") == 1
     assert drawing.processed == [1]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("path", [CHAT, RENDER, "/tokenize"])
-async def test_a_foreign_file_is_answered_as_an_unknown_one_with_its_place_S12(
-    served: Rig, objects: FaultyObjects, form: str, path: str
-) -> None:
-    file_id, seen = await upload(served), []
-    await prompt_of(served, chat(FORMS[form](file_id)))
-    for one in (file_id, UNKNOWN):
-        objects.calls.clear()
-        body = chat({"type": "text", "text": "!"}, FORMS[form](one))
-        reply = await served.client.post(path, json=body, headers={"authorization": f"Bearer {UMBRA}"})
-        seen.append((reply.status_code, reply.content.replace(one.encode(), b"ID"), list(objects.calls)))
-    assert seen[0] == seen[1]
-    error = (await served.client.post(path, json=chat(FORMS[form](UNKNOWN)))).json()["error"]
-    assert (seen[0][0], error["code"], error["param"]) == (404, "unknown_media", "messages[0].content[0]")
-
-
-async def test_a_deleted_file_is_unknown_though_a_worker_has_it(served: Rig) -> None:
-    file_id = await upload(served)
-    await prompt_of(served, chat(FORMS["file"](file_id)))
-    await served.client.delete(f"{FILES}/{file_id}")
-    assert (await served.post(CHAT, chat(FORMS["file"](file_id)))).status_code == 404
 
 
 WRONG: Mapping[str, Any] = {
@@ -237,10 +195,6 @@ async def test_a_file_that_is_no_image_is_refused_where_one_is_needed(served: Ri
     ):
         status, message = await served.refused(CHAT, chat(FORMS[form](file_id)))
         assert (status, said in message) == (400, True)
-
-
-async def test_without_a_store_every_file_is_unknown() -> None:
-    assert await FileSources().locate(chat(FORMS["file"](UNKNOWN))["messages"], Tenant("acme")) == {}
 
 
 class Counted:
@@ -318,15 +272,3 @@ async def test_files_count_as_items_and_their_bytes_as_the_request_s_S18(
     status, message = await served.refused(CHAT, chat(large, FORMS["file"](UNKNOWN)))
     assert (status, "2 files" in message) == (400, True)
     assert served.service.budget.in_flight == 0
-
-
-async def test_the_openai_package_sends_files_in_chats(served: Rig) -> None:
-    transport: Any = served.client
-    client = openai.AsyncOpenAI(api_key=ACME, base_url="http://frontend/v1", http_client=transport, max_retries=0)
-    file = await client.files.create(file=("a.png", PNG + b"1"), purpose="user_data")
-    answer = await client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": [{"type": "file", "file": {"file_id": file.id}}]}],
-    )
-    assert answer.choices[0].finish_reason == "stop"
-    assert served.engine.submissions == 1

@@ -16,14 +16,13 @@ from semel.core import Keyring
 from semel.frontend.api.openai import files as shapes
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BodyLimits, BudgetLimits
-from semel.store.index import SMALLEST_BYTES
 from semel.store.objects import OnEnd
 from semel.store.protocol import Payer
 from semel.store.store import ObjectMediaStore
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import KEY, Rig, rig
 from tests.render.drawn import Drawing
-from tests.store.stores import Clock, FaultyObjects, in_memory, on_disk, store_over
+from tests.store.stores import Clock, FaultyObjects, in_memory, store_over
 
 ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
 FILES = "/v1/files"
@@ -80,13 +79,6 @@ async def test_the_openai_package_uploads_lists_reads_and_deletes(served: Rig, c
     assert [one async for one in client.files.list()] == []
 
 
-async def test_the_same_bytes_have_the_same_id_and_others_another(served: Rig) -> None:
-    client = client_of(served)
-    ids = [(await client.files.create(file=data, purpose="user_data")).id for data in (b"one", b"two", b"one")]
-    assert ids[0] == ids[2] != ids[1]
-    assert len([one async for one in client.files.list()]) == 2
-
-
 async def test_files_are_listed_page_by_page_as_the_openai_package_asks(
     served: Rig, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,16 +95,6 @@ async def test_files_are_listed_page_by_page_as_the_openai_package_asks(
     page = await client.files.list()
     assert (page.data, page.has_more) == ([made[6], made[5]], True)
     assert [one async for one in client.files.list()] == made[::-1]
-
-
-async def test_a_file_expires_when_its_upload_says_so(served: Rig, clock: Clock) -> None:
-    expiry: Any = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-    reply = (await send(served, **expiry)).json()
-    clock.now_s += 3_599
-    assert (await served.client.get(f"{FILES}/{reply['id']}")).status_code == 200
-    clock.now_s += 1
-    assert (await served.client.get(f"{FILES}/{reply['id']}")).status_code == 404
-    assert (await served.client.get(FILES)).json()["data"] == []
 
 
 WRONG_FORMS: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
@@ -292,21 +274,6 @@ async def test_every_byte_of_an_upload_is_charged_while_it_is_stored_S18(
     assert served.service.budget.in_flight == 0
 
 
-async def test_a_tenant_that_floods_the_store_leaves_the_files_of_others_S21(
-    served: Rig, objects: FaultyObjects, clock: Clock
-) -> None:
-    served.service.media_store = await store_over(objects, clock, key=KEY, capacity_bytes=8 * SMALLEST_BYTES)
-    mine = [(await send(served, bytes([number]))).json()["id"] for number in range(3)]
-    served.client.headers["authorization"] = f"Bearer {UMBRA}"
-    for number in range(20):
-        assert (await send(served, bytes([number]))).status_code == 200
-    assert len((await served.client.get(FILES)).json()["data"]) == 5
-    served.client.headers["authorization"] = f"Bearer {ACME}"
-    assert [(await served.client.get(f"{FILES}/{one}")).status_code for one in mine] == [200, 200, 200]
-    reply = await send(served, bytes(9 * SMALLEST_BYTES))
-    assert (reply.status_code, "--media-store-gb" in reply.json()["error"]["message"]) == (413, True)
-
-
 async def test_what_the_store_does_is_counted(served: Rig, clock: Clock) -> None:
     file_id = (await send(served)).json()["id"]
     await served.client.get(f"{FILES}/{file_id}")
@@ -325,20 +292,6 @@ async def test_what_the_store_does_is_counted(served: Rig, clock: Clock) -> None
         "semel_media_store_expirations_total": "1.0",
         "semel_media_store_errors_total": "0.0",
     }
-
-
-async def test_files_are_served_while_no_model_is(served: Rig) -> None:
-    served.service.suspend("no worker is connected")
-    assert (await send(served)).status_code == 200
-
-
-async def test_a_restarted_frontend_has_the_files_of_its_folder(served: Rig, tmp_path: Path, clock: Clock) -> None:
-    folder = tmp_path / "media"
-    served.service.media_store = await store_over(on_disk(folder), clock, key=KEY)
-    made = (await send(served, b"pixels" * 1_000)).json()
-    served.service.media_store = await store_over(on_disk(folder), clock, key=KEY)
-    assert (await served.client.get(FILES)).json()["data"] == [made]
-    assert (await served.client.get(f"{FILES}/{made['id']}/content")).content == b"pixels" * 1_000
 
 
 async def test_a_download_is_never_something_that_a_browser_runs(served: Rig) -> None:

@@ -133,31 +133,6 @@ async def test_vllm_s_own_types_take_every_answer_E2(vllm_types: Any, app: Rig) 
     assert app.service.budget.in_flight == 0
 
 
-async def test_what_vllm_s_types_drop_is_not_needed(app: Rig) -> None:
-    rendered, tokens = await executed(app, 1)
-    for place in rendered["features"]["mm_placeholders"]["image"]:
-        del place["is_embed"]
-    assert (await app.ok(GENERATE, rendered))["choices"][0]["token_ids"] == tokens
-
-
-async def test_nothing_of_it_fills_the_main_cache_or_moves_its_counters_E2(app: Rig, drawing: Drawing) -> None:
-    rendered, _ = await executed(app, 1, 2)
-    labels = 'modality="image",model="tiny",tier="processor"'
-    before = (
-        drawing.seen(),
-        len(drawing.processed),
-        app.metrics("semel_mm_cache_queries_total")[f"semel_mm_cache_queries_total{{{labels}}}"],
-    )
-    for _ in range(3):
-        await app.ok(GENERATE, rendered)
-    after = (
-        drawing.seen(),
-        len(drawing.processed),
-        app.metrics("semel_mm_cache_queries_total")[f"semel_mm_cache_queries_total{{{labels}}}"],
-    )
-    assert after == before
-
-
 async def test_what_was_rendered_but_never_executed_is_unknown_and_named(app: Rig, drawing: Drawing) -> None:
     known, _ = await executed(app, 1)
     rendered = await app.ok(RENDER, body(1, 2))
@@ -225,34 +200,6 @@ async def test_a_naive_frontend_answers_for_a_digest_that_somebody_else_has_lear
     monkeypatch.setattr(given, "has_tag", lambda *_: True)
     reply = await guarded.client.post(GENERATE, json=rendered, headers={"authorization": f"Bearer {UMBRA}"})
     assert reply.status_code == 200
-
-
-async def test_a_foreign_digest_is_answered_as_one_that_nobody_holds_S12(guarded: Rig) -> None:
-    """Word for word: neither status, nor code, nor message tells whether somebody else holds it."""
-    rendered, own = await spied(guarded)
-    assert (await guarded.client.post(GENERATE, json=rendered, headers=own)).status_code == 200
-    (digest,) = digests_of(rendered)
-    nobody_s = "0" * 64
-    text = json.dumps(rendered).replace(digest.hex(), nobody_s)
-    submissions = guarded.engine.submissions
-    for foreign in ({"authorization": f"Bearer {UMBRA}"}, own):
-        absent = await guarded.client.post(GENERATE, json=json.loads(text), headers=foreign)
-        assert (absent.status_code, absent.json()["error"]["code"]) == (404, "unknown_features")
-        for salt in (None, "acme", ""):
-            if salt is None and foreign is own:
-                continue
-            stolen = await guarded.client.post(GENERATE, json={**rendered, "cache_salt": salt}, headers=foreign)
-            assert stolen.status_code == 404
-            assert stolen.text == absent.text.replace(nobody_s, digest.hex())
-    assert guarded.engine.submissions == submissions
-
-
-async def test_a_digest_without_its_tag_is_unknown_S12(app: Rig) -> None:
-    rendered, _ = await executed(app, 1)
-    features = rendered["features"]
-    for tags in (None, {}, {"image": [""]}, {"image": ["0" * 32]}, {"image": [features["mm_tags"]["image"][0] + "0"]}):
-        status, code, _ = await refused(app, {**rendered, "features": {**features, "mm_tags": tags}})
-        assert (status, code) == (404, "unknown_features")
 
 
 def test_a_tag_is_of_one_digest_one_tenant_and_one_key_S12() -> None:

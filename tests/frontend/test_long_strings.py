@@ -21,7 +21,7 @@ from semel.frontend.api.openai.requests import ChatCompletionRequest, Completion
 from semel.frontend.http import body as body_module
 from semel.frontend.http import long_strings
 from semel.frontend.http.body import parse, parse_body
-from semel.frontend.http.long_strings import MIN_CHARS, cut_long_strings
+from semel.frontend.http.long_strings import cut_long_strings
 from semel.frontend.limits import BodyLimits
 from semel.render import Attachment, Conversation
 from semel.render.media.part_source import put_media
@@ -278,11 +278,6 @@ async def test_the_media_of_a_chat_are_cut_out_and_decoded_from_the_bodys_bytes(
     assert part_ == Attachment(Media("image", bytes(range(256)) * 4_096, "image/png"))
 
 
-async def test_strings_outside_of_media_stay_strings() -> None:
-    parsed = await parse_body(chat_of(URL, '{"type": "text", "text": %s}'), CHAT, LIMITS)
-    assert parsed.messages[0]["content"][0]["text"] == URL
-
-
 @pytest.mark.parametrize("field", ["image_url", "text", "unknown"])
 async def test_what_is_parsed_whole_is_bounded_and_the_base64_of_media_is_not(field: str) -> None:
     limits = BodyLimits(max_text_bytes=300_000)
@@ -307,17 +302,8 @@ async def test_long_texts_without_base64_are_bounded_whatever_their_length() -> 
             await parse_body(body, CHAT, BodyLimits(max_text_bytes=len(body) - 1))
 
 
-def test_short_strings_and_those_that_are_not_base64_are_not_cut() -> None:
-    for content in (URL[: MIN_CHARS - 1], URL + "!", "-" * MIN_CHARS, "é" * MIN_CHARS, URL + "\n"):
-        assert not cut_long_strings(chat_of(content), "abc").strings
-
-
 def test_an_image_that_is_a_client_s_token_is_not_replaced() -> None:
     first, second = '{"type": "image_url", "image_url": %s}', '{"type": "image_url", "image_url": "abcx0"}'
     body = chat_of(URL, f"{second}, {first}")
     parsed = asyncio.run(parse_body(body, CHAT, LIMITS))  # the nonce is random: a client cannot know it
     assert parsed.messages[0]["content"][0]["image_url"] == "abcx0"
-
-
-def test_a_long_string_shows_only_its_beginning() -> None:
-    assert repr(LongString(memoryview(URL.encode()))) == f"LongString({URL[:32]!r}…, {len(URL):,} characters)"

@@ -11,7 +11,7 @@ import pytest
 from semel.core import Digest, Tenant
 from semel.errors import AmbiguousMedia
 from semel.render.media import names as media_names
-from semel.render.media.names import MediaNames, _key_of
+from semel.render.media.names import MediaNames
 from tests.frontend.rig import Rig
 from tests.frontend.test_file_references import (
     ACME,
@@ -65,31 +65,6 @@ async def test_a_name_alone_is_what_was_sent_with_it(served: Rig, drawing: Drawi
     assert drawing.processed == [1]
 
 
-async def test_a_name_that_was_never_sent_is_unknown_with_its_place(served: Rig) -> None:
-    assert await error_of(served, chat(inline(1), alone())) == (404, "unknown_media", "messages[0].content[1]")
-
-
-async def test_a_name_of_two_contents_is_ambiguous_alone_and_bytes_always_win(served: Rig) -> None:
-    first, second = await prompt_of(served, chat(named(1))), await prompt_of(served, chat(named(2)))
-    assert first.items != second.items
-    assert await error_of(served, chat(alone())) == (409, "ambiguous_media", "messages[0].content[0]")
-    assert await prompt_of(served, chat(named(1))) == first
-    assert await error_of(served, chat(alone())) == (409, "ambiguous_media", "messages[0].content[0]")
-
-
-async def test_mutant_the_last_content_wins_and_an_old_name_means_a_new_image(
-    served: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def bind(self: MediaNames, tenant: Tenant, name: str, content: Digest) -> None:
-        self._memory(tenant).names.put(_key_of(tenant, name), content)
-
-    monkeypatch.setattr(MediaNames, "bind", bind)
-    await prompt_of(served, chat(named(1)))
-    second = await prompt_of(served, chat(named(2)))
-    await hold(served, second)
-    assert await prompt_of(served, chat(alone())) == second
-
-
 async def test_a_name_belongs_to_its_tenant_and_its_salt_S12(served: Rig) -> None:
     await hold(served, await prompt_of(served, chat(named(1))))
     seen = [await error_of(served, chat(alone(name)), **UMBRA_S) for name in ("screen", "never")]
@@ -98,28 +73,6 @@ async def test_a_name_belongs_to_its_tenant_and_its_salt_S12(served: Rig) -> Non
     body = chat(named(2))
     assert (await served.client.post(CHAT, json=body, headers=UMBRA_S)).status_code == 200
     await prompt_of(served, chat(alone()))  # still unambiguous
-
-
-async def test_what_nobody_has_any_more_is_unknown_so_that_it_is_sent_again(served: Rig) -> None:
-    await prompt_of(served, chat(named(1)))
-    assert await error_of(served, chat(alone(), mm_processor_kwargs={"a": 1})) == (
-        404,
-        "unknown_media",
-        "messages[0].content[0]",
-    )
-
-
-async def test_with_its_bytes_in_the_store_a_name_outlives_the_caches(served: Rig, objects: FaultyObjects) -> None:
-    await upload(served, 1)
-    await prompt_of(served, chat(named(1)))
-    await prompt_of(served, chat(alone(), mm_processor_kwargs={"a": 1}))
-    assert objects.calls.count("get") == 1
-
-
-async def test_a_name_of_a_file_is_bound_too(served: Rig) -> None:
-    part = {**FORMS["file"](await upload(served, 1)), "uuid": "screen"}
-    first = await prompt_of(served, chat(part))
-    assert await prompt_of(served, chat(alone())) == first
 
 
 async def test_an_inspection_binds_nothing_E1(served: Rig) -> None:

@@ -24,9 +24,3 @@ async def test_all_names_are_listed_and_answered_and_the_first_is_in_responses(a
         assert answer["model"] == "tiny"
     status, message = await app.refused("/v1/completions", {**PROMPT, "model": "other"})
     assert (status, message) == (404, "model: 'other' is not served here; 'tiny', 'small', 'org/small' are")
-
-
-async def test_without_further_names_there_is_one(app: Rig) -> None:
-    assert [model["id"] for model in (await app.client.get("/v1/models")).json()["data"]] == ["tiny"]
-    status, message = await app.refused("/v1/completions", {**PROMPT, "model": "small"})
-    assert (status, message) == (404, "model: 'small' is not served here; 'tiny' is")

@@ -50,19 +50,6 @@ def test_a_burst_is_answered_at_once_and_what_follows_waits_for_its_turn() -> No
     assert [pace.wait_s() for _ in range(3)] == [0.125, 0.25, 0.375]
 
 
-def test_nobody_waits_longer_than_the_limit_and_after_a_pause_nobody_waits() -> None:
-    clock = Clock()
-    pace = RefusalThrottle(LIMITS, clock)
-    assert max(pace.wait_s() for _ in range(1_000)) <= LIMITS.max_wait_s
-    clock.now += LIMITS.max_wait_s + LIMITS.burst / LIMITS.per_s
-    assert [pace.wait_s() for _ in range(16)] == [0.0] * 16
-
-
-def test_without_a_pace_nobody_waits() -> None:
-    pace = RefusalThrottle(RefusalLimits(per_s=0), Clock())
-    assert not any(pace.wait_s() for _ in range(1_000))
-
-
 @given(st.integers(1, 60), st.integers(1, 400))
 def test_clients_that_wait_for_their_answers_are_refused_no_faster_than_the_pace(clients: int, seconds: int) -> None:
     """Each sends its next request the moment it is answered; without a pace that is as fast as the processor goes."""

@@ -39,13 +39,6 @@ async def test_a_rendered_chat_names_its_items_by_digest_place_and_mask(app: Rig
     assert not set(unsalted) & set(features["mm_hashes"]["image"])
 
 
-async def test_text_without_items_has_no_features(app: Rig) -> None:
-    answer = await app.ok(RENDER, {"messages": [{"role": "user", "content": "hello"}]})
-    assert answer["features"] is None
-    assert answer["request_id"].startswith("chatcmpl-")
-    assert answer["model"] == "tiny"
-
-
 @pytest.mark.slow
 async def test_vllm_s_own_types_take_every_answer_E2(app: Rig) -> None:
     from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest

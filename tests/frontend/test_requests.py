@@ -54,11 +54,6 @@ def test_what_is_not_supported_is_refused_with_what_to_do_instead(name: str) -> 
     assert instead
 
 
-def test_a_number_that_only_equals_a_neutral_value_is_not_taken_for_it() -> None:
-    with pytest.raises(InvalidRequest):
-        chat(use_beam_search=0.0)
-
-
 @pytest.mark.parametrize("name", sorted(Ignored.model_fields))
 def test_what_cannot_change_the_answer_is_accepted(name: str) -> None:
     asked = chat(**{name: {"any": "thing"}})
@@ -195,19 +190,6 @@ def test_tools_are_shown_alike_whatever_a_client_adds_or_leaves_out() -> None:
     assert chat().parsing().tool_choice == "none"
     named = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})
     assert named.parsing().tool_choice == {"type": "function", "function": {"name": "f"}}
-
-
-def test_calls_in_the_history_are_counted() -> None:
-    called = {"role": "assistant", "tool_calls": [{"id": "1"}, {"id": "2"}]}
-    assert chat(messages=[*HELLO, called, called]).parsing().past_tool_calls == 4
-
-
-def test_reasoning_effort_reaches_the_template_as_it_does_in_vllm() -> None:
-    assert chat(reasoning_effort="low").template_kwargs() == {"enable_thinking": True, "reasoning_effort": "low"}
-    assert chat(reasoning_effort="none").template_kwargs()["enable_thinking"] is False
-    own = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}, documents=[{"text": "x"}])
-    assert own.template_kwargs()["enable_thinking"] is True
-    assert own.template_kwargs()["documents"] == [{"text": "x"}]
 
 
 def test_the_longest_answer_is_what_was_asked_for_last() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -12,9 +11,8 @@ import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from semel.frontend.limits import BodyLimits
 from semel.openai import Memory, Transport
 from semel.render import ChatRenderer
 from tests.frontend.agents import CALLS, KEY, Agents, Answer, agents
@@ -96,16 +94,6 @@ def test_what_the_client_asks_for_is_what_the_engine_is_asked_for(server: Agents
     assert parsing.response_format == {"type": "json_schema", "json_schema": form}
 
 
-class Place(BaseModel):
-    name: str
-
-
-def test_structured_outputs_are_parsed(server: Agents, client: openai.OpenAI) -> None:
-    server.answer = Answer(content='{"name": "here"}')
-    answer = client.responses.parse(model="tiny", input="where?", text_format=Place)
-    assert answer.output_parsed == Place(name="here")
-
-
 def test_images_are_seen_in_messages_and_in_the_results_of_tools(server: Agents, client: openai.OpenAI) -> None:
     items: Any = [
         {"role": "user", "content": [IMAGE, {"type": "input_text", "text": "look"}]},
@@ -167,30 +155,6 @@ def test_semel_s_client_sends_each_image_once(server: Agents, streamed: bool) ->
     assert [body.count(";base64,") for body in sent] == [1, 1, 1, 0]
     assert [body.count('"file_id"') for body in sent] == [0, 1, 2, 3]
     assert recorder.statuses == [200] * 4
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_ids_are_in_the_complete_answer_to_who_wants_them(server: Agents, streamed: bool) -> None:
-    server.answer = Answer(content="hello there")
-    for wanted in (True, False):
-        body = {"input": screens(2), "return_media_ids": wanted}
-        answers = [event["response"] for event in events(server, body) if "response" in event] if streamed else []
-        answers = answers or [raw(server, body)]
-        assert [len(answer.get("media_ids", ())) for answer in answers] == [0] * (len(answers) - 1) + [2 * wanted]
-
-
-def test_the_base64_of_images_is_no_text_to_parse(server: Agents, client: openai.OpenAI) -> None:
-    """Control: as many characters of text are too many."""
-    image = {**IMAGE, "image_url": f"data:image/png;base64,{base64.b64encode(b'7'.rjust(300_000)).decode()}"}
-    result = {"type": "function_call_output", "call_id": "c", "output": [image]}
-    user = {"role": "user", "content": [image, {"type": "input_text", "text": "look"}]}
-    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    items: Any = [user, call, result]
-    with server.limited(BodyLimits(max_text_bytes=100_000)):
-        assert client.responses.create(model="tiny", input=items).status == "completed"
-        assert len(server.submission.prompt.items) == 2
-        with pytest.raises(openai.APIStatusError, match="--max-body-text-bytes"):
-            client.responses.create(model="tiny", input="x" * 400_000)
 
 
 def test_calls_of_tools_come_whole_and_go_back(server: Agents, client: openai.OpenAI) -> None:
@@ -352,25 +316,3 @@ def test_a_message_that_is_not_complete_is_continued(server: Agents) -> None:
         {"input": [{"role": "user", "content": "a tale"}, {**message, "status": "completed", "content": [text]}]},
     )
     assert not server.prompt().endswith("Once upon")
-
-
-def test_many_answers_at_once_do_not_mix(server: Agents) -> None:
-    async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=60) as client:
-            answers = await asyncio.gather(*(client.responses.create(model="tiny", input=f"{n}") for n in range(16)))
-        return [answer.id for answer in answers]
-
-    server.answer = Answer(content="hello there")
-    assert len(set(asyncio.run(run()))) == 16
-
-
-def test_a_long_request_is_not_repeated(server: Agents) -> None:
-    """Control: a short one is."""
-    long = "x" * 40_000
-    body = {"input": "hello", "tools": [{**LOOK, "description": "y" * 40_000}]}
-    assert raw(server, {"input": "hello", "tools": [LOOK]})["tools"][0]["name"] == "look"
-    assert raw(server, body)["tools"] == []
-    reply = httpx.post(
-        f"{server.url}/v1/responses", json={"input": "a", "instructions": long}, headers={"x-api-key": KEY}, timeout=60
-    )
-    assert reply.status_code == 400 or reply.json()["instructions"] is None

@@ -18,12 +18,12 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from semel.errors import EngineFailed, InvalidRequest
+from semel.errors import EngineFailed
 from semel.frontend.api.anthropic import input as messages_input
 from semel.frontend.api.anthropic.request import TRANSLATED_MESSAGES
 from semel.frontend.api.anthropic.response import MessagesStream, whole_answer
 from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk
-from semel.frontend.api.openai.translation import ClientTerms, Messages
+from semel.frontend.api.openai.translation import Messages
 from semel.frontend.api.responses import input as responses_input
 from semel.frontend.api.responses.events import ResponsesStream
 from semel.frontend.api.responses.request import TRANSLATED_RESPONSES
@@ -315,19 +315,3 @@ def test_mutant_a_set_of_types_cannot_be_asked_for_a_list(monkeypatch: pytest.Mo
     monkeypatch.setattr(responses_input, "_OPEN", frozenset(responses_input._OPEN))
     with pytest.raises(TypeError):
         TRANSLATED_RESPONSES.validate_python({"input": [{"role": "assistant", "content": "a", "status": []}]})
-
-
-@pytest.mark.parametrize(
-    ("param", "place"),
-    [
-        ("messages[1].content[2]", "input[4].content[2]"),
-        ("messages[7]", "messages[7]"),
-        ("response_format", "text.format"),
-        ("temperature", "temperature"),
-    ],
-)
-def test_an_error_names_the_client_s_field(param: str, place: str) -> None:
-    terms = ClientTerms({"response_format": "text.format"}, ("instructions", "input[4]"))
-    with pytest.raises(InvalidRequest) as caught, terms.reworded():
-        raise InvalidRequest.of(param, "is wrong")
-    assert (caught.value.param, str(caught.value)) == (place, f"{place}: is wrong")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,6 @@ VLLM_FRONTDOOR = {
     *("/v1/responses/{response_id}", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
-
-
-async def test_the_version_is_told_as_vllm_tells_it(app: Rig) -> None:
-    answer = (await app.client.get("/version")).json()
-    assert answer == {"version": version("semel")}
 
 
 def test_what_vllm_serves_to_clients_and_semel_does_not_is_in_the_table() -> None:
@@ -39,10 +33,6 @@ async def test_a_route_that_is_not_supported_says_so_and_what_to_do(app: Rig, pa
             assert (error["code"], error["type"]) == (NOT_SUPPORTED, "invalid_request_error")
         assert error["message"].startswith(f"{path} is not supported: ")
     assert app.engine.submissions == 0
-
-
-def test_the_openapi_document_tells_only_what_can_be_used(app: Rig) -> None:
-    assert not UNSUPPORTED.keys() & app.app.openapi()["paths"].keys()
 
 
 async def test_nothing_of_a_request_that_is_not_supported_is_read_S18(app: Rig) -> None:

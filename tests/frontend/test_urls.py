@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.media.fetch.fetch import Fetcher
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
-from tests.media.origin import Names, Origin, Seen, fetcher, origin, reply
+from tests.media.origin import Names, Origin, fetcher, origin, reply
 from tests.render.drawn import Drawing, image_part
 
 CHAT = "/v1/chat/completions"
@@ -147,24 +146,3 @@ async def test_what_is_fetched_is_in_the_request_s_account_S18(app: Rig, server:
     assert (status, code) == (413, "media_too_large")
     assert "--max-request-media-bytes" in message
     assert app.service.budget.in_flight == 0
-
-
-async def test_all_sources_of_a_request_are_fetched_abreast(app: Rig, server: Origin) -> None:
-    together = asyncio.Barrier(4)
-
-    async def wait(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(10):
-            await together.wait()
-        await reply(seen.target[1:].encode())(seen, writer)
-
-    for number in range(4):
-        server[f"/{number}"] = wait
-    answer = await app.ok(RENDER, body(*(server.url(f"/{number}") for number in range(4))))
-    assert answer["features"]["mm_hashes"] == (await app.ok(RENDER, embedded(0, 1, 2, 3)))["features"]["mm_hashes"]
-
-
-async def test_a_frontend_without_a_fetcher_says_so(tmp_path: Path, drawing: Drawing) -> None:
-    async with rig(tmp_path, drawing.pipeline) as app:
-        status, code, message = await error(app, CHAT, body("https://cat.example/a.png"))
-        assert (status, code) == (400, "media_url_not_allowed")
-        assert "send a data URL" in message

@@ -9,8 +9,8 @@ import pytest
 
 from semel.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
 from tests.frontend.rig import Rig
-from tests.frontend.user_trial import CHAT, OK, ROWS, Row, body_of
 from tests.render.drawn import image_part
+from tools.user_trial import CHAT, OK, ROWS, Row, body_of
 
 API = (Path(__file__).parents[2] / "docs" / "api" / "routes.md").read_text()
 IMAGE = image_part(3)["image_url"]["url"]

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from semel.core import Media
 from semel.render.chat.messages import Conversation
 from semel.render.media import part_source
 from semel.render.media.names import MediaNames
@@ -85,13 +84,6 @@ def unknown_part(reply: httpx.Response, body: Body) -> Body:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_the_fixtures_strip_images_that_they_have_sent(client: str) -> None:
-    stripped = [part for body in requests_of(client) for part in parts_of(body) if not url_of(part)]
-    assert len(stripped) >= 3
-    assert {uuid_of(part) for part in stripped} <= urls_of(client).keys()
-
-
-@pytest.mark.parametrize("client", CLIENTS)
 async def test_stripped_requests_are_answered_as_whole_ones(served: Rig, drawing: Drawing, client: str) -> None:
     """Each image is sent and preprocessed once."""
     for body in requests_of(client):
@@ -152,18 +144,3 @@ def test_every_way_to_leave_media_out_names_it(field: str, value: Any) -> None:
     (source,) = Conversation.parse([{"role": "user", "content": [part]}]).sources
     modality = field.removeprefix("input_").removesuffix("_url")
     assert source == MediaName(modality, "x", "messages[0].content[0]")  # type: ignore[arg-type]
-
-
-def test_media_with_a_name_stay_media() -> None:
-    """Bytes always win."""
-    audio = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}, "uuid": "x"}
-    (attachment,) = Conversation.parse([{"role": "user", "content": [audio]}]).attachments
-    assert isinstance(attachment.source, Media)
-    assert attachment.name == "x"
-
-
-def test_of_two_names_the_part_s_own_counts() -> None:
-    url = {"url": "data:image/png;base64,QUJD", "uuid": "old"}
-    for part, name in (({"image_url": url}, "old"), ({"image_url": url, "uuid": "new"}, "new")):
-        (attachment,) = Conversation.parse([{"role": "user", "content": [{"type": "image_url", **part}]}]).attachments
-        assert attachment.name == name

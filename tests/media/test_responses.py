@@ -28,17 +28,6 @@ def response(number: int, size: int = 1_000, *, storable: bool = True) -> Stored
     return StoredResponse(bytes(size), Freshness(0.0, 0.0, 60.0, storable), (key(number)[1],))
 
 
-def test_the_least_recently_used_makes_room() -> None:
-    cache = ResponseCache(CAPACITY)
-    for number in range(3):
-        cache.put(key(number), response(number))
-    assert cache.get(key(0)) is not None
-    assert cache.peek(key(1)) is not None  # which changes nothing
-    cache.put(key(3), response(3))
-    assert [number for number in range(4) if cache.peek(key(number)) is not None] == [0, 2, 3]
-    assert 3 * 1_000 < cache.nbytes <= CAPACITY
-
-
 def test_what_is_too_large_or_may_not_be_kept_takes_the_place_of_what_was_there() -> None:
     for new in (response(0, CAPACITY), response(0, storable=False)):
         cache = ResponseCache(CAPACITY)
@@ -46,12 +35,6 @@ def test_what_is_too_large_or_may_not_be_kept_takes_the_place_of_what_was_there(
         cache.put(key(0), new)
         assert cache.peek(key(0)) is None
         assert (len(cache), cache.nbytes) == (0, 0)
-
-
-def test_a_tenant_finds_only_its_own_S12() -> None:
-    cache = ResponseCache(CAPACITY)
-    cache.put(key(0, "alice"), response(0))
-    assert cache.get(key(0, "bob")) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12_000), st.booleans())))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from semel.media.decode import image
 from semel.media.signature import SIGNATURE_BYTES, modality_of
-
-SAMPLE = Path(image.__file__).parent / "sample.mp4"
 
 
 @pytest.mark.parametrize("kind", image.FORMATS)
@@ -43,7 +40,3 @@ def test_every_format_of_images_that_is_decoded_is_known(kind: str) -> None:
 )
 def test_files_are_known_by_their_first_bytes(head: bytes, modality: str | None) -> None:
     assert modality_of(head) == modality
-
-
-def test_a_video_is_one() -> None:
-    assert modality_of(SAMPLE.read_bytes()[:SIGNATURE_BYTES]) == "video"

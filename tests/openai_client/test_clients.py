@@ -30,7 +30,6 @@ FORMS = pytest.mark.parametrize(
         for name, options in (("whole", {}), ("stream", {"stream": True}))
     ],
 )
-REQUEST: dict[str, Any] = {"model": "m", "messages": [user(image(picture()))]}
 BOTH = pytest.mark.parametrize("is_async", [False, True])
 
 
@@ -169,17 +168,6 @@ def test_a_store_that_is_gone_costs_bytes_and_no_answer(server: ReferenceServer,
     assert "return_media_ids" not in server.bodies[-1]
 
 
-@FORMS
-def test_retries_of_the_client_keep_working(server: ReferenceServer, is_async: bool, options: dict[str, Any]) -> None:
-    with agent(server.url, is_async=is_async, memory=Memory(), retries=2) as one:
-        messages = converse(one, 2, **options)
-        server.faults = [Rejection(503, "not_ready")]
-        server.bodies.clear()
-        assert one.ask(messages, **options)[0]["choices"]
-    assert server.bodies[0] == server.bodies[1]
-    assert server.expanded[-1]["messages"] == sent(messages)
-
-
 @BOTH
 def test_ids_are_good_for_one_server_and_one_key(server: ReferenceServer, is_async: bool) -> None:
     memory, messages = Memory(), [user(image(picture()))]
@@ -260,22 +248,6 @@ def test_answers_that_come_compressed_are_read_and_cleaned(is_stream: bool) -> N
     assert len(memory) == 1
 
 
-def test_a_redirect_is_followed_with_the_callers_request(server: ReferenceServer) -> None:
-    def handle(request: httpx.Request) -> httpx.Response:
-        if request.url.host == "old":
-            return httpx.Response(307, headers={"location": f"{server.url}/chat/completions"})
-        with httpx.Client() as plain:
-            response = plain.post(request.url, content=request.read(), headers={"content-type": "application/json"})
-            return httpx.Response(200, json=response.json())
-
-    memory = Memory()
-    with client(transport=httpx.MockTransport(handle), memory=memory) as made:
-        for _ in range(2):
-            assert "media_ids" not in made.post("http://old/v1/chat/completions", json=REQUEST).json()
-    assert [json.dumps(body).count('"file_id"') for body in server.bodies] == [0, 1]
-    assert server.expanded[-1]["messages"] == sent(REQUEST["messages"])
-
-
 class _Events(httpx.SyncByteStream):
     """Events of which each is there only after the one before was read."""
 
@@ -290,18 +262,6 @@ class _Events(httpx.SyncByteStream):
 
     def close(self) -> None:
         self.is_closed = True
-
-
-class _AsyncEvents(httpx.AsyncByteStream):
-    def __init__(self) -> None:
-        self.events = _Events()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for event in self.events:
-            yield event
-
-    async def aclose(self) -> None:
-        self.events.close()
 
 
 def stream_request(*, stream: bool = True) -> httpx.Request:
@@ -320,27 +280,6 @@ def test_events_pass_as_they_come_and_an_early_end_closes_the_connection() -> No
             break
     response.close()
     assert events.is_closed
-
-
-async def test_async_events_pass_as_they_come() -> None:
-    stream = _AsyncEvents()
-    headers = {"content-type": "text/event-stream"}
-    inner = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=stream))
-    response = await AsyncTransport(inner).handle_async_request(stream_request())
-    number = 0
-    async for chunk in response.aiter_bytes():
-        number += 1
-        assert (stream.events.made, chunk.count(b"data:")) == (number, 1)
-    await response.aclose()
-    assert (number, stream.events.is_closed) == (5, True)
-
-
-@pytest.mark.parametrize("pieces", [1, 3, 40])
-def test_events_that_come_in_pieces_are_read(server: ReferenceServer, pieces: int) -> None:
-    server.pieces = pieces
-    with agent(server.url, is_async=False, memory=Memory()) as one:
-        converse(one, 2, stream=True)
-    assert json.dumps(server.bodies[-1]).count('"file_id"') == 1
 
 
 def test_a_stream_that_is_left_early_teaches_nothing_and_harms_nothing(server: ReferenceServer) -> None:

@@ -119,13 +119,6 @@ def test_a_server_that_has_returned_ids_is_not_left_for_an_answer_without() -> N
     assert memory.returns_ids(b"other") is False
 
 
-def test_an_id_that_was_learned_meanwhile_is_not_forgotten() -> None:
-    memory = Memory()
-    memory.learn(b"s", [b"d"], ["new"])
-    memory.forget(b"s", {b"d": "old"})
-    assert memory.known(b"s", [b"d"]) == {b"d": "new"}
-
-
 EVENTS = [
     b": a comment\n\n",
     b'data: {"choices":[{"index":0,"delta":{"content":"\\n\\n"}}],"usage":null}\n\n',

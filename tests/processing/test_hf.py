@@ -99,11 +99,6 @@ def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
         HfProcessor.load(tmp_path, UINT8)
 
 
-def test_equal_media_give_equal_bytes(qwen: HfProcessor) -> None:
-    first, second = (qwen.process(picture(100, 60)) for _ in range(2))
-    assert {n: bytes(t.data) for n, t in first.tensors.items()} == {n: bytes(t.data) for n, t in second.tensors.items()}
-
-
 def test_the_fingerprint_is_the_same_in_every_load_and_from_every_place(tiny: Folder, tmp_path: Path) -> None:
     folder = tiny("qwen2-vl")
     elsewhere = tmp_path / "elsewhere"
@@ -134,32 +129,10 @@ def test_the_fingerprint_changes_with_the_processor_s_config(tiny: Folder, tmp_p
     assert HfProcessor.load(changed, UINT8).fingerprint != HfProcessor.load(tiny("qwen2-vl"), UINT8).fingerprint
 
 
-def test_tensors_cross_to_torch_and_back_without_a_copy() -> None:
-    import torch
-
-    source = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
-    ours = from_torch(source)
-    assert to_torch(ours).data_ptr() == source.data_ptr()
-    assert torch.equal(to_torch(ours), source)
-
-
-def test_a_tensor_that_is_not_contiguous_is_made_so_E5() -> None:
-    import torch
-
-    source = torch.arange(12, dtype=torch.float32).reshape(3, 4).T
-    assert torch.equal(to_torch(from_torch(source)), source)
-
-
 def test_a_mask_marks_the_token_that_a_replacement_repeats_most() -> None:
     layout = Family().layout({}, [9, 5, 5, 5, 7, 5, 5, 8])
     assert layout.mask is not None
     assert list(layout.mask.bits) == [0, 1, 1, 1, 0, 1, 1, 0]
-
-
-def test_a_family_without_quirks_has_the_defaults() -> None:
-    assert type(family_of({})) is type(family_of({"model_type": "something-new"})) is Family
-    assert type(family_of({"model_type": "qwen2_vl"})) is type(FAMILIES["qwen2_vl"])
-    assert family_of({"model_type": "llava"}).insertion("image", 2, "<image>") == "<image>"
 
 
 def test_a_llava_with_the_tower_of_pixtral_is_none_and_gets_vllm_s_processor() -> None:

@@ -159,14 +159,6 @@ async def test_a_feature_is_what_the_processor_makes_in_this_process(pool: Pool,
 
 @pytest.mark.slow
 @pytest.mark.alone
-async def test_the_description_is_that_of_the_processor(pool: Pool, hf: HfProcessor) -> None:
-    assert pool.description.fingerprint == hf.fingerprint
-    assert pool.description.placeholders == hf.placeholders
-    assert not pool.description.encoder_decoder
-
-
-@pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("media", "error"),
     [
@@ -192,31 +184,10 @@ async def test_an_error_is_the_one_that_the_processor_raises(
 
 @pytest.mark.slow
 @pytest.mark.alone
-async def test_media_that_need_more_memory_than_the_limit_are_refused_and_the_process_lives_S6(pool: Pool) -> None:
-    pids = pool.pids
-    with pytest.raises(MediaTooLarge, match="more memory than the limit of 268,435,456 bytes"):
-        await pool.process(bomb(12_000))
-    assert (await pool.process(picture(56, 56))).layout.num_embeds == 4
-    assert pool.pids == pids
-
-
-@pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("value", [10**30, "\ud800", object()])
 async def test_options_that_cannot_travel_are_the_client_s_fault(pool: Pool, value: object) -> None:
     with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
         await pool.process(picture(56, 56), {"size": value})
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-async def test_fifty_requests_at_once_each_get_their_own_feature(pool: Pool, hf: HfProcessor) -> None:
-    processed, decoded = pool.processed, pool.decoded
-    media = [picture(56 + 28 * (index % 10), 56 + 28 * (index // 10)) for index in range(50)]
-    async with asyncio.timeout(PATIENCE_S):
-        features = await asyncio.gather(*submit(pool, *media))
-    assert [content(feature) for feature in features] == [content(hf.process(one)) for one in media]
-    assert (pool.processed, pool.decoded) == (processed + 50, decoded + 50)
 
 
 @pytest.mark.slow
@@ -293,19 +264,6 @@ def test_an_error_that_nobody_expects_stays_in_the_log_of_the_process_S7(caplog:
     told = child._ours(RuntimeError("a secret at 0x7f00"), load)
     assert str(told) == "preprocessing failed; the log of its process says why"
     assert "a secret at 0x7f00" in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-async def test_a_process_that_is_killed_while_idle_costs_nothing_S6(pool: Pool) -> None:
-    await until(lambda: all(child.free for child in pool.processes.children))  # one may work for a caller that has gone
-    failed, victim = pool.failed, pool.pids[0]
-    os.kill(victim, signal.SIGKILL)
-    assert ended(victim)
-    assert victim in pool.pids, "nobody has noticed"
-    assert len(await asyncio.gather(*submit(pool, *[picture(56, 56)] * 5))) == 5
-    assert pool.failed == failed
-    await until(lambda: victim not in pool.pids)
 
 
 @pytest.mark.alone
@@ -414,16 +372,7 @@ async def test_processes_that_end_before_they_are_ready_leave_nothing_behind(tmp
     assert asyncio.all_tasks() == tasks
 
 
-def test_the_pool_s_own_process_imports_neither_torch_nor_transformers_nor_numpy() -> None:
-    program = (
-        "import sys, semel.processing.pool.pool; "
-        "print(*{'torch', 'numpy', 'transformers', 'vllm'} & {name.partition('.')[0] for name in sys.modules})"
-    )
-    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert child.stdout.strip() == ""
-
-
-NOTHING = to_runs(Layout(()))
+NOTHING = runs_of(Layout(()))
 
 
 def through_the_pipe(feature: Feature) -> Feature:

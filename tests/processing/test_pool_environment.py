@@ -13,16 +13,8 @@ from semel.processing.pool.command import child_environment
 from semel.processing.pool.process import PoolProcess
 
 SECRETS = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AZURE_STORAGE_KEY",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-    "OTEL_EXPORTER_OTLP_HEADERS",
-    "SEMEL_API_KEY",
-    "VLLM_API_KEY",
-    "DATABASE_URL",
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "HF_TOKEN"),
+    *("HUGGING_FACE_HUB_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "SEMEL_API_KEY", "VLLM_API_KEY", "DATABASE_URL"),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from time import perf_counter
 
@@ -121,24 +120,6 @@ def test_the_queue_does_what_the_model_does_D3(steps: list[tuple[str, object]]) 
     play(FairQueue(MAX_ITEMS), steps)
 
 
-@given(st.lists(st.integers(1, 40), min_size=2, max_size=6))
-def test_between_two_items_of_a_request_every_other_that_waits_has_one_turn_D3(sizes: list[int]) -> None:
-    queue: FairQueue[tuple[int, int]] = FairQueue()
-    for group, size in enumerate(sizes):
-        for index in range(size):
-            queue.add("", group, (group, index))
-    order = [queue.take() for _ in range(len(queue))]
-    assert order == sorted(order, key=lambda item: (item[1], item[0]))
-
-
-def test_a_request_with_one_item_waits_for_one_of_two_hundred_D3() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for index in range(200):
-        queue.add("", "many", f"many {index}")
-    queue.add("", "one", "one")
-    assert [queue.take(), queue.take(), queue.take()] == ["many 0", "one", "many 1"]
-
-
 def check_that_a_thousand_requests_of_a_tenant_stand_before_no_other(queue: FairQueue[int]) -> None:
     for number in range(1_000):
         queue.add("A", f"request {number}", number)
@@ -205,14 +186,3 @@ def step_s(waiting: int) -> float:
 
 def test_a_step_takes_as_long_with_a_hundred_thousand_items_as_with_a_hundred_D3() -> None:
     assert step_s(100_000) < 10 * step_s(100)
-
-
-def test_nothing_is_kept_of_tenants_and_requests_that_have_gone() -> None:
-    queue: FairQueue[int] = FairQueue()
-    for number in range(100):
-        queue.add(f"tenant {number}", number, number)
-    for number in range(0, 100, 2):
-        queue.discard(f"tenant {number}", number)
-    assert [queue.take() for _ in range(50)] == list(range(1, 100, 2))
-    assert queue._lines == OrderedDict()
-    assert not list(queue._places)

@@ -18,11 +18,6 @@ layouts = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_
 items = st.lists(st.tuples(st.sampled_from(["image", "audio", "video"]), layouts), max_size=5)
 
 
-@given(token_ids, items)
-def test_a_prompt_arrives_as_it_was(ids: list[int], prompt_items: list[tuple[str, Layout]]) -> None:
-    assert decode_prompt(encode_prompt(ids, prompt_items)) == (ids, prompt_items)  # type: ignore[arg-type]
-
-
 @given(token_ids, st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=5))
 def test_an_assembled_prompt_arrives_as_it_was(ids: list[int], places: list[tuple[int, int]]) -> None:
     assembly = Assembly(ids, places)

@@ -82,12 +82,3 @@ def test_the_oldest_are_forgotten_when_there_are_too_many_S18(deadly: Quarantine
         deadly.quarantine(media, {}, REFUSAL)
     assert len(deadly) == 3
     assert [deadly.refusal(media, {}) is not None for media in many] == [False, False, True, True, True]
-
-
-def test_nothing_is_hashed_while_nothing_of_that_size_is_remembered(
-    deadly: Quarantine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deadly.quarantine(A, {}, REFUSAL)
-    monkeypatch.setattr("semel.processing.pool.quarantine._name", lambda *_: pytest.fail("it was hashed"))
-    assert deadly.refusal(Media("image", b"another length"), {}) is None
-    deadly.clear(Media("image", b"another length"), {})

@@ -107,13 +107,6 @@ def test_images_of_any_size_and_kind_are_as_without_shortcuts(
     assert outcome(quick, media) == outcome(plain, media)
 
 
-@pytest.mark.parametrize("size", [(1_024, 1_024), (1_023, 769), (1_920, 1_081), (28, 4_000)])
-def test_large_images_are_as_without_shortcuts(pairs: Pairs, size: tuple[int, int]) -> None:
-    quick, plain = pairs("qwen2-vl", BYTES)
-    media = image(*size, "RGB", "JPEG")
-    assert outcome(quick, media) == outcome(plain, media)
-
-
 @ordinary
 @given(
     options=st.fixed_dictionaries(
@@ -189,13 +182,6 @@ def test_a_run_of_placeholders_has_the_ids_that_the_tokenizer_gives(
         assert tokenizer(text, **arguments)["input_ids"] == tokenizer.tokenizer(text, **arguments)["input_ids"]
 
 
-def test_a_run_is_counted_and_not_tokenised(pairs: Pairs) -> None:
-    tokenizer = pairs("qwen2-vl", BYTES)[0].processor.tokenizer
-    counted, asked = tokenizer(["<|image_pad|>" * 3], padding=False), tokenizer(["<|image_pad|>" * 3], padding=True)
-    assert counted == {"input_ids": asked["input_ids"]}
-    assert "attention_mask" in asked
-
-
 def test_a_run_longer_than_the_tokenizer_takes_is_cut_by_the_tokenizer(tiny: Folder) -> None:
     from transformers import AutoTokenizer
 
@@ -204,12 +190,3 @@ def test_a_run_longer_than_the_tokenizer_takes_is_cut_by_the_tokenizer(tiny: Fol
     for count in (7, 8, 9):
         text = ["<|image_pad|>" * count]
         assert len(counting(text, truncation=True)["input_ids"][0]) == min(count, 8)
-
-
-def test_a_word_is_no_placeholder(tiny: Folder) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny("qwen2-vl"))
-    word = tokenizer.convert_ids_to_tokens(tokenizer("the")["input_ids"])[0]
-    for text in ([word], [word * 2], ["the the"]):
-        assert dict(RunTokenizer(tokenizer, [word])(text)) == dict(tokenizer(text))

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import gc
 import random
-import time
-from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.core import Digest, Item, Layout, Mask, Modality, Prompt
+from semel.core import Digest, Item, Layout, Mask, Modality
 from semel.errors import InvalidRequest
 from semel.render import expand_encoder
 from semel.render.tokens.expand import expand
@@ -87,32 +84,3 @@ def test_a6_an_encoder_decoder_prompt_keeps_the_decoders_tokens_and_shows_the_it
     assert prompt.encoder_token_ids == (0,) * 1500
     assert [(place.offset, place.length) for place in prompt.timeline] == [(0, 1500)]
     assert prompt.timeline.window(1400, 1401) == (0, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_s16_twice_the_items_cost_at_most_twice_the_time() -> None:
-    def assembled(count: int) -> Prompt:
-        distinct = [(item("image", number), Layout((IMAGE, number, number, number))) for number in range(1024)]
-        pairs = [distinct[number % 1024] for number in range(count)]
-        token_ids = [1, IMAGE, 2] * count
-        started = time.process_time()
-        prompt = expand(
-            token_ids,
-            placeholder_ids=IDS,
-            items=[held for held, _ in pairs],
-            layouts=[layout for _, layout in pairs],
-        )
-        seconds[count].append(time.process_time() - started)
-        return prompt
-
-    seconds: dict[int, list[float]] = {16_384: [], 32_768: []}
-    gc.disable()
-    try:
-        for _ in range(15):
-            for count in seconds:
-                assert len(assembled(count).token_ids) == count * 6
-    finally:
-        gc.enable()
-    ratio = median(whole / half for half, whole in zip(*seconds.values(), strict=True))  # each pair in one weather
-    assert ratio <= 2.2, f"{ratio:.2f} times: {seconds}"

@@ -103,13 +103,6 @@ async def test_a_thousand_inspections_change_neither_content_nor_order_nor_count
         assert drawing.seen() == twin.seen()
 
 
-async def test_who_names_no_intent_executes_E1(parts_renderer: ChatRenderer) -> None:
-    drawing = Drawing(parts_renderer, LruCache(1 << 20))
-    rendered = await drawing.pipeline.render(await drawing.pipeline.read_chat(chat(1)))
-    assert len(rendered.features) == len(drawing.cache) == 1
-    assert drawing.lookups == {("image", False): 1}
-
-
 async def test_what_one_path_has_processed_the_other_path_only_looks_up_E1(parts_renderer: ChatRenderer) -> None:
     drawing = Drawing(parts_renderer, NoCache())
     executed = await drawing.pipeline.chat(chat(1, 2))

@@ -24,12 +24,6 @@ def clip_of(name: str) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": "YWJj", "format": name}}
 
 
-def test_content_is_a_string_a_list_or_null() -> None:
-    assert parsed(content="hi") == Message("user", (Text("hi"),))
-    assert parsed(content=["hi", {"type": "text", "text": "there"}]).parts == (Text("hi"), Text("there"))
-    assert parsed(content=None) == parsed() == Message("user", ())
-
-
 @pytest.mark.parametrize(
     ("value", "media"),
     [

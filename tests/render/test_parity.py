@@ -31,15 +31,8 @@ STRING_TEMPLATE = (
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
     [
-        "hello there",
-        " two  spaces ",
-        "line\nbreak\r\n\t",
-        "ünïcödé 🙂 日本語",
-        "e\u0301",
-        "<|im_end|>",
-        "{{ x }}",
-        "\0",
-        "<|",
+        *("hello there", " two  spaces ", "line\nbreak\r\n\t", "ünïcödé 🙂 日本語", "e\u0301", "<|im_end|>", "{{ x }}"),
+        *("\0", "<|"),
     ]
 )
 MEDIA: dict[str, list[dict[str, Any]]] = {

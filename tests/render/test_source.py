@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from semel.core import Media, Modality
 from semel.errors import InvalidRequest, MediaError
-from semel.media.fetch.url import FileUrl, WebUrl
-from semel.render import MediaUrl, source_from
+from semel.render import source_from
 
 
 @settings(deadline=None)
@@ -24,12 +23,6 @@ def test_case_parameters_and_a_missing_type_do_not_matter(head: str) -> None:
     media = source_from(f"{head},YWJj", "image", where="here")
     assert isinstance(media, Media)
     assert media.data == b"abc"
-
-
-def test_any_other_url_is_read_and_left_to_be_fetched() -> None:
-    web = source_from("HTTPS://Example.com/Cat.png#top", "image", where="here")
-    assert web == MediaUrl("image", WebUrl("https", "example.com", 443, "/Cat.png"), "here")
-    assert source_from("file:///a.wav", "audio", where="here") == MediaUrl("audio", FileUrl("/a.wav"), "here")
 
 
 @pytest.mark.parametrize(

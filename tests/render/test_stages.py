@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from semel.cache import LruCache
-from semel.errors import InvalidRequest
-from semel.render import ChatRenderer, ChatRequest, Pipeline, warm_up
+from semel.render import ChatRenderer, Pipeline, warm_up
 from semel.telemetry.stages import Stage
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 
@@ -46,10 +45,4 @@ async def test_who_only_looks_is_not_timed(told: _Told) -> None:
 
 async def test_a_warm_up_is_not_timed_E3(told: _Told) -> None:
     await warm_up(told.pipeline, {})
-    assert told.stages == []
-
-
-async def test_a_stage_that_fails_is_not_told(told: _Told) -> None:
-    with pytest.raises(InvalidRequest):
-        await told.pipeline.chat(ChatRequest([]))
     assert told.stages == []

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-__all__ = ["ATTEMPTS"]
-
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long

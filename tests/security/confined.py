@@ -9,8 +9,6 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Outcome", "confined"]
-
 _DEADLINE_S = 60
 _SERVER = """
 import ctypes, io, json, os, resource, signal, sys

@@ -14,8 +14,6 @@ from PIL import Image
 
 from semel.core import Media, Modality
 
-__all__ = ["Specimen", "encode_clip", "encode_image", "encode_video", "specimens"]
-
 _RATE: Final = 16_000
 _CLIPS: Final = (
     ("wav", "pcm_s16le"),

@@ -18,8 +18,6 @@ from semel.processing.pool import child
 from semel.processing.pool.pipe import Load
 from semel.processing.processor import Processor
 
-__all__ = ["FAULT", "FaultyProcessor"]
-
 FAULT: Final = (255, 0, 255)
 """The colour of an image that the decoder cannot take."""
 

@@ -6,8 +6,6 @@ import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Memory", "data_limit", "status_bytes"]
-
 
 def status_bytes(pid: int, name: str) -> int:
     """A size in the kernel's status of a process: RssAnon, VmData, VmHWM."""

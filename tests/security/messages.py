@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["is_ours"]
-
 _N: Final = r"[\d,]+"
 _ITEM: Final = "(?:image|audio|video)"
 _SIZE: Final = r"the (?:image|video) is \d+×\d+"

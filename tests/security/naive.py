@@ -13,8 +13,6 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from semel.media.fetch.connector import Lookup
 
-__all__ = ["naive_fetch"]
-
 
 class _Plain(AbstractResolver):
     def __init__(self, lookup: Lookup) -> None:

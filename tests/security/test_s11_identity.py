@@ -58,25 +58,6 @@ def test_who_has_the_media_but_not_the_key_cannot_name_the_item() -> None:
     assert ours(media) != ours(media, Key(bytes(32)))
 
 
-def test_images_whose_pixels_are_the_same_bytes_in_another_shape_differ() -> None:
-    """The naive hash of `tobytes()` takes a picture of 30 by 100 for one of 100 by 30."""
-    pixels = bytes(range(250)) * 36
-    wide, tall = (Image.frombytes("RGB", size, pixels) for size in ((100, 30), (30, 100)))
-    assert sha256(wide.tobytes()).digest() == sha256(tall.tobytes()).digest()
-    assert ours(encoded(wide)) != ours(encoded(tall))
-
-
-def test_images_that_differ_in_their_orientation_only_differ() -> None:
-    """A decoder that hashes what it sees before it turns it takes a picture for the same one upside down."""
-    image = Image.radial_gradient("L").resize((16, 8)).convert("RGB")
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    plain, turned = encoded(image, "JPEG"), encoded(image, "JPEG", exif=exif)
-    naive = [sha256(Image.open(io.BytesIO(file)).tobytes()).digest() for file in (plain, turned)]
-    assert naive[0] == naive[1]
-    assert ours(plain) != ours(turned)
-
-
 def test_palettes_that_are_read_as_indices_collide_and_as_files_do_not() -> None:
     red, blue = (Image.new("P", (4, 4)) for _ in range(2))
     red.putpalette([255, 0, 0])

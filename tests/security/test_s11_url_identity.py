@@ -63,14 +63,6 @@ async def test_other_bytes_under_the_same_url_are_another_item(server: Origin, p
     assert naive_identity(server.url("/a")) == naive_identity(server.url("/a"))  # the control cannot tell them apart
 
 
-async def test_urls_that_differ_in_case_are_fetched_apart(server: Origin, pipeline: Pipeline) -> None:
-    """Some engines key their caches by a URL in lower case, and answer about the wrong image."""
-    server["/Cat"], server["/cat"] = b"1", b"2"
-    found = digests(await pipeline.read_chat(asking(url_part(server.url("/Cat")), url_part(server.url("/cat")))))
-    assert len(set(found)) == 2
-    assert naive_identity(server.url("/Cat")) == naive_identity(server.url("/cat"))
-
-
 async def test_what_is_kept_of_a_url_is_no_identity_either(server: Origin, pipeline: Pipeline) -> None:
     """While its server lets us keep it, the old bytes are the item; both tenants have digests of their own."""
     server["/a"] = reply(b"1", cache_control="max-age=60")

@@ -286,16 +286,6 @@ async def test_a_naive_frontend_tells_what_another_tenant_has_sent(
         assert with_acme != without, name
 
 
-async def test_routes_that_are_not_supported_answer_everybody_alike(
-    tmp_path: Path, parts_renderer: ChatRenderer
-) -> None:
-    async with chatting(tmp_path / "w", parts_renderer) as world:
-        for path in UNSUPPORTED:
-            mine, theirs = [await world.ask(key, "POST", path, json=body(1)) for key in (ACME, UMBRA)]
-            assert (mine.status_code, mine.content) == (theirs.status_code, theirs.content) == (404, mine.content)
-        assert world.processed == []
-
-
 async def test_a_foreign_digest_is_not_even_looked_up(
     tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

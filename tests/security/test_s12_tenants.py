@@ -64,23 +64,3 @@ async def test_nothing_that_another_tenant_sent_is_a_hit(app: Rig, drawing: Draw
         before = hits(app), len(drawing.processed)
         await app.ok(path, salted(path, salt))
         assert (hits(app), len(drawing.processed)) == (before[0], before[1] + 1)
-
-
-async def test_a_foreign_digest_named_by_a_client_is_unknown(app: Rig, drawing: Drawing) -> None:
-    """vLLM's `uuid` lets a client name an item without its bytes; here it names only what it was sent with."""
-    shown = await app.ok(f"{CHAT}/render", salted(f"{CHAT}/render", "mine"))
-    (digest,) = shown["features"]["mm_hashes"]["image"]
-    await app.ok(CHAT, salted(CHAT, "mine"))
-    body = salted(CHAT, "yours")
-    without: dict[str, Any] = {"type": "image_url", "image_url": None, "uuid": digest}
-    other = salted(CHAT, "yours")
-    parts = other["messages"][0]["content"]
-    other["messages"][0]["content"] = [without if part["type"] == "image_url" else part for part in parts]
-    status, _ = await app.refused(CHAT, other)
-    assert status == 404
-    for part in body["messages"][0]["content"]:
-        if part["type"] == "image_url":
-            part["uuid"] = digest
-    processed = len(drawing.processed)
-    await app.ok(CHAT, body)
-    assert len(drawing.processed) == processed + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from starlette.responses import StreamingResponse
 
 from semel.cache import LruCache
 from semel.frontend.budget import Budget
-from semel.frontend.http.body import BodyLimits
 from semel.frontend.http.download import Download, in_memory
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.render import SAFETENSORS
@@ -108,15 +107,6 @@ async def test_tensors_over_what_is_left_are_refused_and_given_back_S18(app: Rig
     await ask(app, third)
     assert (third.status, third.code) == (413, "media_too_large")
     assert app.service.budget.in_flight == 0
-
-
-async def test_a_client_that_never_reads_is_given_up_on_S18(app: Rig) -> None:
-    app.service.body = replace(BodyLimits(), max_s=0.2)
-    client = Idle()
-    await ask(app, client)
-    assert client.status == 200
-    assert not client.body
-    assert (app.service.budget.in_flight, app.service.budget.requests) == (0, 0)
 
 
 async def test_large_pieces_are_handed_over_a_little_at_a_time_S18() -> None:

@@ -123,11 +123,6 @@ def test_an_output_with_many_log_probabilities_travels_in_pieces(message: dict[s
     assert hides == [message is not None] * len(pieces), "tokens of reasoning that is hidden stay hidden"
 
 
-def test_an_ordinary_output_is_one_message() -> None:
-    for whole in (Output(0, "x", (1,)), output(0, 64, 21), Output(0, "x", tuple(range(100_000)))):
-        assert list(to_deltas("r", whole)) == [to_delta("r", whole)]
-
-
 @pytest.mark.parametrize("value", ["x" * SMALL.max_control_bytes, 2**64], ids=["long", "a number of 65 bits"])
 async def test_a_request_that_does_not_fit_into_a_message_is_refused_and_leaves_no_trace(
     one: Rig, value: object

@@ -1,6 +1,6 @@
 """S18: one request cannot take the memory or the time that the others need (vLLM #35191).
 
-The rules of the budget are in `tests/frontend/test_budget.py`, every limit with its answer in
+The rules of the budget are in `tests/frontend/test_budget_shares.py`, every limit with its answer in
 `tests/frontend/test_limits.py`, and latency beside hostile requests in `test_s18_fairness.py`.
 """
 
@@ -22,17 +22,16 @@ from starlette.requests import Request
 
 from semel.cache import LruCache
 from semel.core import Feature, Media
-from semel.errors import InvalidRequest, MediaError, MediaUndecodable, SemelError
+from semel.errors import InvalidRequest, MediaUndecodable, SemelError
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits, read
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer, Tokenizer, source_from
-from semel.render.media.source import media_from_base64
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.conftest import folder, parts_renderer
-from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn, image_part
+from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
 from tests.waiting import until
 
 __all__ = ["folder", "parts_renderer"]
@@ -230,14 +229,6 @@ def test_json_of_many_small_values_takes_many_times_its_bytes_and_ours_are_charg
     assert asyncio.run(received()) >= held
 
 
-async def test_beside_a_request_with_very_many_items_another_is_not_kept_waiting(app: Rig) -> None:
-    """Groups take turns in the pool (`tests/processing/test_pool_queue.py`), and the contract bounds the items."""
-    many = {"messages": [{"role": "user", "content": [image_part(number) for number in range(5_000)]}]}
-    attack = asyncio.create_task(app.post(CHAT, many))
-    assert (await app.post(CHAT, json.loads(body(1)))).status_code == 200
-    assert (await attack).status_code == 400
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -263,12 +254,6 @@ async def test_a_body_of_faults_costs_as_little_as_one_fault(app: Rig) -> None:
     status, message = await app.refused("/v1/completions", {"prompt": "a", "logit_bias": faults})
     assert status == 400
     assert "10,000 faults" in message or "5,000 faults" in message
-
-
-async def test_a_refusal_that_waits_has_nothing_of_the_body() -> None:
-    with pytest.raises(MediaError) as caught:
-        media_from_base64("%" * 1_000, "image", mime=None, where="messages[0]")
-    assert caught.value.__cause__ is None
 
 
 @pytest.mark.alone

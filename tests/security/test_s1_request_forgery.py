@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from semel.errors import InvalidRequest, MediaNotAllowed
+from semel.errors import MediaNotAllowed
 from tests.media.origin import Names, Origin, fetcher, get, origin, reply
 from tests.security.naive import naive_fetch
 
@@ -51,16 +49,6 @@ async def test_a_network_that_is_open_to_one_host_is_not_open_to_any_name_that_p
     assert len(inside.seen) == 1
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["ftp://cat.example/", "gopher://cat.example/", "unix:///var/run/docker.sock", "dict://cat.example:11211/stat"],
-)
-async def test_other_schemes_are_no_media(url: str) -> None:
-    async with fetcher("*") as fetching:
-        with pytest.raises(InvalidRequest):
-            await get(fetching, url)
-
-
 async def test_whether_a_host_inside_exists_is_not_told_S7(inside: Origin) -> None:
     """One text for a name that does not resolve and for one that resolves to what may not be reached."""
     names = Names(db_corp=[["10.0.0.5"]], here_corp=[["127.0.0.1"]], six_corp=[["fd00::1"]])
@@ -97,17 +85,6 @@ async def test_the_environment_s_proxy_is_not_asked(inside: Origin, monkeypatch:
         async with fetcher(f"127.0.0.1:{inside.port}") as fetching:
             assert await get(fetching, inside.url()) == b"direct"
         assert not proxy.seen
-
-
-@pytest.mark.alone
-async def test_many_refusals_cost_next_to_nothing() -> None:
-    begin = time.process_time()
-    async with fetcher("cat.example") as fetching:
-        refused = await asyncio.gather(
-            *(get(fetching, f"https://{number}.example/") for number in range(1_000)), return_exceptions=True
-        )
-    assert all(isinstance(error, MediaNotAllowed) for error in refused)
-    assert time.process_time() - begin < 2.0
 
 
 async def test_what_a_server_inside_says_of_itself_is_not_told_S7(inside: Origin) -> None:

@@ -164,16 +164,3 @@ async def test_an_answer_that_waits_to_be_complete_is_charged(
         assert answer.status_code == 200, answer.text
         assert most >= OUTPUTS * token * 0.9
         await until(lambda: (one.budget.in_flight, one.budget.requests) == (0, 0))
-
-
-@pytest.mark.usefixtures("flooding")
-async def test_an_answer_larger_than_a_request_may_be_is_refused_if_it_is_not_streamed(
-    folder: Path, parts_renderer: ChatRenderer
-) -> None:
-    body = {**BODY, "logprobs": True, "top_logprobs": 20, "top_k": 7}
-    async with frontend(folder, parts_renderer) as one:
-        refused = await one.post("acme", body)
-        assert refused.status_code == 400
-        assert "--max-request-media-bytes" in refused.json()["error"]["message"]
-        assert (await one.post("acme", {**body, "stream": True})).text.count('"bytes"') >= OUTPUTS
-        await until(lambda: (one.budget.in_flight, one.budget.requests) == (0, 0))

@@ -23,7 +23,7 @@ from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.render import ChatRenderer
-from tests.frontend.rig import Rig, rig, stalled_first_tokens
+from tests.frontend.rig import Rig, rig
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
 from tests.waiting import until
@@ -142,60 +142,6 @@ async def test_mutant_first_come_first_served_the_other_s_chat_is_refused(
         await fill_with_bodies(one)
         answer = await one.post("globex", {**BODY, "user": "x" * 100_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_bytes")
-
-
-async def fill_places(one: Frontend, *, stream: bool) -> list[asyncio.Task[httpx.Response]]:
-    """Requests of a tenant that wait for their first output have all places."""
-    with stalled_first_tokens():
-        count = one.budget.limits.max_requests
-        waiting = [asyncio.create_task(one.post("acme", {**BODY, "stream": stream})) for _ in range(count)]
-        await until(lambda: one.app.engine.submissions == count)
-    return waiting
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_beside_waiting_requests_of_a_tenant_another_s_are_answered(
-    folder: Path, parts_renderer: ChatRenderer, stream: bool
-) -> None:
-    async with frontend(folder, parts_renderer) as one:
-        waiting = await fill_places(one, stream=stream)
-        own = await one.post("acme", BODY)
-        assert own.status_code == 429, "a tenant gets no more by what it has itself"
-        answers = await asyncio.gather(*(one.post("globex", BODY) for _ in range(8)))
-        assert [answer.status_code for answer in answers] == [200] * 8
-        called_back = one.budget.called_back["too_many_requests", "acme"]
-        assert 1 <= called_back <= 8
-        await until(lambda: sum(task.done() for task in waiting) == called_back)
-        for ended in (task.result() for task in waiting if task.done()):
-            assert ended.status_code == (200 if stream else 429)  # a stream has its head: the error is an event
-            assert "while other tenants ask, each has an equal share" in ended.text
-            assert '"too_many_requests"' in ended.text
-        assert one.budget.requests == 16 - called_back
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        await until(lambda: (one.budget.in_flight, one.budget.requests) == (0, 0))
-
-
-async def test_mutant_first_come_first_served_the_other_s_request_is_refused(
-    folder: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("semel.frontend.budget.Claims", Greedy)
-    async with frontend(folder, parts_renderer) as one:
-        waiting = await fill_places(one, stream=False)
-        answer = await one.post("globex", BODY)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_requests")
-
-
-async def test_alone_a_tenant_has_everything(folder: Path, parts_renderer: ChatRenderer) -> None:
-    async with frontend(folder, parts_renderer) as one:
-        await fill_with_bodies(one)
-        assert one.budget.by_tenant() == {"acme": (4 * STALLED_BYTES, 4)}
-        assert (await one.post("acme", {**BODY, "user": "x" * 100_000})).status_code == 429
-        assert one.budget.called_back == {}
 
 
 @pytest.mark.parametrize("feature_bytes", [1 << 20, LIMITS.max_bytes + 1])

@@ -248,16 +248,3 @@ async def test_suspects_go_to_an_engine_one_at_a_time(tmp_path: Path, kind: type
             three.processes[three.fleet.workers.index(chosen)].kill()
             assert await asyncio.gather(*asking) == [expected([number]) for number in range(40, 46)]
     assert Counting.most == 1 if most == 1 else Counting.most >= most
-
-
-async def test_the_same_request_from_many_clients_waits_for_its_trial_and_is_answered(tmp_path: Path) -> None:
-    """The wrong implementation refused all but one of them with 503, although nothing was wrong with any."""
-    async with three_workers(tmp_path, pause_s=0.1) as three:
-        with always_the_first(three.fleet):
-            chosen = three.fleet.serving[0]
-            asking = [asyncio.create_task(three.ask(50)) for _ in range(3)]
-            await until(lambda: len(chosen._streams) == 3)
-            three.processes[three.fleet.workers.index(chosen)].kill()
-            await until(lambda: len(three.fleet.serving) == 2)
-            asking += [asyncio.create_task(three.ask(50)) for _ in range(3)]
-            assert await asyncio.gather(*asking) == [expected([50])] * 6

@@ -232,15 +232,6 @@ async def test_a_file_that_could_not_be_read_once_is_read_again(
         assert sum_of(meter.render().decode(), "semel_file_stale") == (kind is ReloadedFiles and uses == 0)
 
 
-def test_a_file_that_gets_another_owner_has_changed(keys_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who owns it decides whether it may be used. Control: nothing changes, and neither does what is compared."""
-    before = reloading._fingerprint([keys_file])
-    assert reloading._fingerprint([keys_file]) == before
-    status = os.stat_result(keys_file.stat())
-    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([*status[:4], status.st_uid + 1, *status[5:]]))
-    assert reloading._fingerprint([keys_file]) != before
-
-
 async def test_certificates_are_read_again_and_a_broken_one_is_not(tmp_path: Path, keys_file: Path) -> None:
     first, second = Authority.create(tmp_path / "1"), Authority.create(tmp_path / "2")
     tls = TlsSettings(first.certificate, first.private_key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -115,24 +115,6 @@ async def test_a_client_that_reads_too_slowly_is_cut_off(monkeypatch: pytest.Mon
             await task
         assert len(client.received) == CHUNK
     assert budget.in_flight == 0
-
-
-async def pieces_of(pieces: AsyncIterator[memoryview]) -> list[bytes]:
-    return [bytes(piece) async for piece in pieces]
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, MIB, MIB + 1, 3 * MIB + 7])
-async def test_a_file_is_read_a_mebibyte_at_a_time_and_spent_so(nbytes: int) -> None:
-    store, spent = await store_over(objects_in_memory()), list[int]()
-    data = bytes(index % 251 for index in range(nbytes))
-    file = await store.put("acme", upload_of(data))
-    found = await store.stream("acme", file.id, spent.append)
-    assert found is not None
-    pieces = await pieces_of(found[1])
-    assert b"".join(pieces) == data
-    assert max(map(len, pieces), default=0) <= MIB
-    assert spent == [min(nbytes, MIB)]
-    assert await store.stream("globex", file.id, spent.append) is None
 
 
 async def test_the_last_piece_of_a_file_that_has_changed_is_never_sent() -> None:

@@ -46,14 +46,6 @@ async def test_a_name_that_changes_its_address_between_check_and_connection_fool
     assert len(inside.seen) == 1  # the naive one
 
 
-async def test_a_name_is_looked_up_once_for_a_connection(outside: Origin) -> None:
-    outside["/"] = b"cat"
-    names = Names(cat_example=[[OUTSIDE], [INSIDE]])
-    async with fetcher(f"cat.example:{outside.port}", networks=[f"{OUTSIDE}/32"], lookup=names) as fetching:
-        assert await get(fetching, outside.url("/", "cat.example")) == b"cat"
-    assert names.asked == ["cat.example"]
-
-
 async def test_of_a_name_s_addresses_only_the_allowed_ones_are_tried(inside: Origin, outside: Origin) -> None:
     """The one inside listens at the same port, and comes first."""
     outside["/"] = b"cat"
@@ -83,19 +75,10 @@ async def test_a_redirect_inside_is_not_followed(inside: Origin, outside: Origin
 @pytest.mark.parametrize(
     "location",
     [
-        "http://169.254.169.254/latest/meta-data/",
-        "http://[fd00:ec2::254]/",
-        "http://[::ffff:169.254.169.254]/",
-        "http://0/",
-        "http://metadata.google.internal/",
-        "//127.0.0.1/",
-        "\\\\127.0.0.1\\",
-        "file:///etc/passwd",
-        "data:image/png;base64,AAAA",
-        "gopher://127.0.0.1:6379/_FLUSHALL",
-        "http://user@127.0.0.2/",
-        "http://127.0.0.2:22/",
-        "https://127.0.0.2\t/",
+        *("http://169.254.169.254/latest/meta-data/", "http://[fd00:ec2::254]/", "http://[::ffff:169.254.169.254]/"),
+        *("http://0/", "http://metadata.google.internal/", "//127.0.0.1/", "\\\\127.0.0.1\\", "file:///etc/passwd"),
+        *("data:image/png;base64,AAAA", "gopher://127.0.0.1:6379/_FLUSHALL", "http://user@127.0.0.2/"),
+        *("http://127.0.0.2:22/", "https://127.0.0.2\t/"),
     ],
 )
 async def test_a_redirect_to_what_no_request_may_name_is_not_followed_and_not_repeated_S7(
@@ -136,14 +119,6 @@ async def test_redirects_are_few(outside: Origin) -> None:
         assert outside.targets == ["/2", "/3", "/4", "/5"]
 
 
-@pytest.mark.parametrize("headers", [{}, {"location": ""}])
-async def test_a_redirect_to_nowhere_is_no_answer(outside: Origin, headers: dict[str, str]) -> None:
-    outside["/go"] = reply(b"", 302, **headers)
-    async with fetcher(f"{OUTSIDE}:{outside.port}", networks=[f"{OUTSIDE}/32"]) as fetching:
-        with pytest.raises((MediaUnavailable, MediaNotAllowed)):
-            await get(fetching, outside.url("/go"))
-
-
 async def test_all_hops_share_one_limit_of_time(outside: Origin) -> None:
     """Or a chain of hops would take as often as long."""
     outside["/go"] = reply(b"", 302, location="/go")
@@ -181,4 +156,12 @@ async def test_a_hop_may_lead_to_another_allowed_host(inside: Origin, outside: O
         assert await get(fetching, outside.url("/go")) == SECRET
     async with reaching(outside, networks=[f"{OUTSIDE}/32"]) as fetching:
         with pytest.raises(MediaNotAllowed):
+            await get(fetching, outside.url("/go"))
+
+
+@pytest.mark.parametrize("headers", [{}, {"location": ""}])
+async def test_a_redirect_to_nowhere_is_no_answer(outside: Origin, headers: dict[str, str]) -> None:
+    outside["/go"] = reply(b"", 302, **headers)
+    async with fetcher(f"{OUTSIDE}:{outside.port}", networks=[f"{OUTSIDE}/32"]) as fetching:
+        with pytest.raises((MediaUnavailable, MediaNotAllowed)):
             await get(fetching, outside.url("/go"))

@@ -82,12 +82,6 @@ async def test_a_length_that_is_over_the_limit_is_believed_at_once(server: Origi
             await get(fetching, server.url("/a"))
 
 
-async def test_exactly_the_limit_is_taken(server: Origin) -> None:
-    server["/a"] = b"x" * LIMITS.max_bytes
-    async with reaching(server) as fetching:
-        assert len(await get(fetching, server.url("/a"))) == LIMITS.max_bytes
-
-
 def raw(data: bytes) -> Answer:
     async def answer(_: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(data)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semel.core import Feature, Layout, Media
+from semel.core import Feature, Media
 from semel.errors import InvalidRequest, MediaTooLarge, MediaUndecodable, ProtocolError, ServiceError
 from semel.media import DecodeLimits, decode_audio
 from semel.processing import HfProcessor
@@ -148,22 +148,6 @@ async def test_words_about_an_item_that_are_too_many_are_refused_and_the_process
 
 
 @pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.timeout(300)
-async def test_media_whose_process_is_killed_are_never_refused_for_it_S6(pool: Pool) -> None:
-    """The kernel kills for want of memory, and so do people: the item may be innocent.
-
-    The wrong implementation took a kill for a suspicion, and refused the item after the second.
-    """
-    media = picture(112, 84)
-    for _ in range(2):
-        await until(lambda: len(pool.pids) == 1, within_s=90)
-        made = await crash(pool, media, signal.SIGKILL)
-        assert isinstance(made, Feature)
-        assert made.layout.num_embeds == 12
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_media_that_end_their_process_by_themselves_get_a_second_try_and_no_third_S6(pool: Pool) -> None:
     media = picture(112, 112)
@@ -175,19 +159,6 @@ async def test_media_that_end_their_process_by_themselves_get_a_second_try_and_n
     with pytest.raises(MediaUndecodable, match="crashes the process"):
         await pool.process(media)
     assert pool.pids == pids
-
-
-@pytest.mark.slow
-async def test_media_that_crashed_for_one_tenant_are_tried_for_another_S6(pool: Pool) -> None:
-    """The wrong implementation knew media by bytes and options alone, and refused them to everybody."""
-    media = picture(140, 84)
-    assert isinstance(await crash(pool, media, signal.SIGSEGV, tenant="acme"), MediaUndecodable)
-    await until(lambda: len(pool.pids) == 1, within_s=90)
-    assert (await pool.process(media, tenant="umbra")).layout.num_embeds == 15
-    assert isinstance(await pool.lay_out(media, tenant="umbra"), Layout)
-    for look in (pool.process, pool.lay_out):
-        with pytest.raises(MediaUndecodable, match="crashes the process"):
-            await look(media, tenant="acme")
 
 
 def surround(channels: int) -> bytes:

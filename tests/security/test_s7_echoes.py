@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError, field_validator
 
-from semel.errors import InvalidRequest, excerpt
+from semel.errors import InvalidRequest
 from semel.frontend.api.shared.faults import fault_of
 from semel.wire.events import Reset
 from tests.frontend.conftest import app, drawing, folder, parts_renderer
@@ -46,11 +46,6 @@ async def test_an_error_shows_an_excerpt_of_what_a_client_has_written_S7(app: Ri
     assert len(response.content) < 8 * MOST
 
 
-async def test_a_short_name_is_shown_whole_S7(app: Rig) -> None:
-    status, message = await app.refused(CHAT, {"messages": MESSAGES, "model": "gpt-5"})
-    assert (status, message.startswith("model: 'gpt-5' is not served here")) == (404, True)
-
-
 def test_the_words_of_a_validator_are_cut_S7() -> None:
     class Body(BaseModel):
         name: str
@@ -66,11 +61,6 @@ def test_the_words_of_a_validator_are_cut_S7() -> None:
     assert isinstance(fault, InvalidRequest)
     assert len(str(fault)) < MOST
     assert len(str(caught.value.errors()[0]["msg"])) > len(LONG), "the control: what it says by itself"
-
-
-@pytest.mark.parametrize(("text", "shown"), [("", ""), ("a" * 256, "a" * 256), ("a" * 257, "a" * 255 + "…")])
-def test_an_excerpt_has_256_characters_at_most(text: str, shown: str) -> None:
-    assert excerpt(text) == shown
 
 
 async def test_no_probe_and_no_refusal_says_where_a_worker_is_S7(app: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,8 +23,6 @@ from PIL import Image
 
 from semel.telemetry.metrics import POOL_PROCESSED
 
-__all__ = ["Fault", "Modelled", "reply_body"]
-
 Fault = Literal[
     "option", "planes", "values", "lost", "order", "refused", "slow", "again", "noise", "text", "broken", "mute"
 ]

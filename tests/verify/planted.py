@@ -16,8 +16,6 @@ import numpy as np
 from aiohttp import web
 from PIL import Image
 
-__all__ = ["Planted", "PlantedFault"]
-
 PlantedFault = Literal["option", "planes", "lost", "slow"]
 
 _SLOW_S: Final = 0.4

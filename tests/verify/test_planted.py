@@ -6,7 +6,6 @@ By night, since it starts bare vLLM and semel: `pytest -m nightly tests/verify/t
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -48,17 +47,3 @@ async def test_each_of_five_faults_is_found_and_named() -> None:
         slow = part(await proven("slow", "again"), "speed")
         assert slow.outcome == "failed"
         assert slow.lines[0].startswith("too slow: again: ")
-
-
-def test_a_configuration_that_is_not_supported_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from semel.lab.bench.settings import VerifySettings
-    from semel.lab.cli.verifying import run_verify
-    from semel.lab.testing.models import build
-
-    build("qwen2-vl", tmp_path / "model")
-    settings = VerifySettings(model=str(tmp_path / "model"), report=tmp_path / "report")
-    assert run_verify(settings, ["--max-model-len", "many"]) == 1
-    assert "--max-model-len many" in capsys.readouterr().err
-    page = (tmp_path / "report.md").read_text()
-    assert "**Not proven: configuration.**" in page
-    assert str(tmp_path) not in page

@@ -14,8 +14,6 @@ from semel.lab.bench.serving.bench import Effort
 from semel.lab.bench.serving.figures import Row, compared
 from semel.lab.bench.serving.run import Options
 from semel.lab.bench.serving.statistics import Figure
-from semel.lab.bench.settings import VerifySettings
-from semel.lab.cli.verifying import run_verify, show_report
 from semel.lab.verify.report import Section, VerifyReport
 from semel.lab.verify.run import Proof, speed_of, verify
 from tests.verify.modelled import Fault, Modelled
@@ -159,22 +157,6 @@ def test_the_limit_that_is_unsure_is_marked_and_comes_first() -> None:
     assert [line.endswith("(at most 1.15), unsure") for line in section.lines] == [True, False]
 
 
-@pytest.mark.parametrize("name", ["proof", "proof.md", "proof.json"])
-def test_both_files_of_a_report_have_one_suffix_each(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_verify(VerifySettings(model=str(tmp_path / "none"), report=tmp_path / name), []) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"proof.md", "proof.json"}
-    assert "the report is proof.md and proof.json" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("count", "ends"), [(8, "line 7"), (9, "and 1 more in the report")])
-def test_lines_that_are_not_shown_are_counted(count: int, ends: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = tuple(f"line {number}" for number in range(count))
-    show_report(VerifyReport({}, {}, [], (Section("speed", "unsure", "slow", lines),)), Path("proof"))
-    assert capsys.readouterr().out.splitlines()[8 + (count > 8)].strip() == ends
-
-
 async def test_a_configuration_that_is_not_supported_starts_nothing() -> None:
     refused = Section("configuration", "failed", "not supported")
     report = await verify(Proof(Options(model="nowhere")), refused, lambda *_: None)
@@ -205,10 +187,3 @@ def test_nothing_of_the_user_is_in_a_report(tmp_path: Path) -> None:
     assert "secret" not in text.replace("--served-model-name", "")
     assert flags == ["--tensor-parallel-size", "2", "--chat-template=…", "--served-model-name", "…"]
     assert model["architectures"] == ["A"]
-
-
-def test_the_page_says_the_verdict_first() -> None:
-    failed = Section("parity", "failed", "9 of 11", ("lost item: image A, B: …",))
-    page = VerifyReport({"cores": 2}, {}, [], (CONFIGURED, failed)).to_markdown().splitlines()
-    assert page[2] == "**Not proven: parity.**"
-    assert "- lost item: image A, B: …" in page

@@ -39,11 +39,6 @@ def test_what_is_no_network_is_refused_by_name(text: str) -> None:
         parse_networks([text])
 
 
-def test_networks_come_one_by_one_or_with_commas() -> None:
-    found = PeerSettings(forwarded_allow_ips=("10.0.0.0/8,192.0.2.1", "2001:db8::/32")).proxies
-    assert found == ("10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32")
-
-
 class Echo:
     """Answers with the client that it sees."""
 
@@ -83,13 +78,7 @@ LOCAL = allowed_hosts_at("127.0.0.1", (), has_keys=False)
 @pytest.mark.parametrize(
     "host",
     [
-        "127.0.0.1",
-        "127.0.0.1:8000",
-        "localhost",
-        "LOCALHOST:8000",
-        "localhost.",
-        "[::1]:8000",
-        "[::1]",
+        *("127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:8000", "localhost.", "[::1]:8000", "[::1]"),
         "a.localhost:1",
     ],
 )
@@ -100,18 +89,9 @@ def test_this_machine_s_own_names_are_allowed(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example",
-        "evil.example:8000",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-        "evillocalhost",
-        "192.168.1.5:8000",
-        "0.0.0.0:8000",
-        "[::]:8000",
-        "127.0.0.1:8000:9",
-        "evil.example#localhost",
-        "a@localhost@b",
-        ":",
+        *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "evillocalhost"),
+        *("192.168.1.5:8000", "0.0.0.0:8000", "[::]:8000", "127.0.0.1:8000:9", "evil.example#localhost"),
+        *("a@localhost@b", ":"),
     ],
 )
 def test_any_other_host_is_refused_at_an_address_of_this_machine(host: str) -> None:
@@ -168,11 +148,7 @@ async def check_foreign_pages(allowed: tuple[str, ...], origins: tuple[str, ...]
     ours = [b"http://localhost:3000", b"http://127.0.0.1:8000", b"https://[::1]:8000", *map(str.encode, origins)]
     assert [await ask()] + [await ask((b"origin", one)) for one in ours] == [200] * (len(ours) + 1)
     foreign = [
-        b"https://evil.example",
-        b"null",
-        b"",
-        b"chrome-extension://x",
-        b"https://localhost.evil.example",
+        *(b"https://evil.example", b"null", b"", b"chrome-extension://x", b"https://localhost.evil.example"),
         b"localhost",
     ]
     assert [await ask((b"origin", one)) for one in foreign] == [403] * len(foreign)
@@ -197,3 +173,8 @@ async def test_a_page_that_rebinds_its_name_is_refused_and_counted_S25() -> None
 async def test_mutant_an_app_that_takes_any_host_answers_the_page() -> None:
     with pytest.raises(AssertionError):
         await check_rebinding((".example",))
+
+
+def test_networks_come_one_by_one_or_with_commas() -> None:
+    found = PeerSettings(forwarded_allow_ips=("10.0.0.0/8,192.0.2.1", "2001:db8::/32")).proxies
+    assert found == ("10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32")

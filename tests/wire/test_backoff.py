@@ -11,7 +11,7 @@ import pytest
 
 from semel.wire import handshake
 from semel.wire.events import Reset
-from semel.wire.messages import PROTOCOL, Refusal
+from semel.wire.messages import PROTOCOL
 from semel.wire.zmq import Backoff, Connected, FrontendLink, WorkerListener
 from semel.wire.zmq.backoff import NO_HANDSHAKE, Retries
 from semel.wire.zmq.listener import LogLimit
@@ -132,7 +132,3 @@ def test_lines_of_one_kind_are_written_once_a_second_and_the_others_counted() ->
     limit = LogLimit(1.0)
     assert [limit.take("busy", now) for now in (5.0, 5.1, 5.9, 6.0, 6.1)] == [0, None, None, 2, None]
     assert limit.take("key", 6.1) == 0
-
-
-def test_a_refusal_has_the_form_that_every_version_reads() -> None:
-    assert Refusal.__struct_fields__ == ("code", "message")

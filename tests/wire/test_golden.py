@@ -135,11 +135,6 @@ def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_
     assert told.deltas == (Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)))
 
 
-def test_what_version_3_sent_is_understood_as_a_request_that_is_not_traced() -> None:
-    old = [bytes.fromhex(line) for line in (GOLDEN / "v3" / "submit.hex").read_text().splitlines()]
-    assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), trace=None, client_features=())
-
-
 def test_what_version_5_sent_is_understood_as_a_request_whose_client_sent_no_tensors() -> None:
     old = [bytes.fromhex(line) for line in (GOLDEN / "v5" / "submit.hex").read_text().splitlines()]
     assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), client_features=())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from semel.wire.limits import Deadlines
 from semel.wire.messages import Abort, Status
 from tests.wire.examples import Pair
 
@@ -34,8 +33,3 @@ def test_a_message_after_a_long_time_is_followed_by_a_beat_within_a_second() -> 
     pair.wire.run()
     assert pair.frontend.next_deadline() <= pair.wire.now + 1.0
     assert pair.worker.next_deadline() <= pair.wire.now + 1.0
-
-
-def test_however_short_the_times_are_an_idle_end_is_heard_before_it_is_given_up() -> None:
-    for deadlines in (Deadlines(), Deadlines(heartbeat_s=0.1, silence_s=0.6), Deadlines(silence_s=2.0)):
-        assert deadlines.heartbeat_s <= deadlines.idle_heartbeat_s <= deadlines.silence_s / 2

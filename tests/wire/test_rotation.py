@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from pathlib import Path
 
@@ -119,13 +118,3 @@ async def test_a_worker_that_cannot_listen_with_new_keys_goes_on_with_those_it_h
         async with link_to(listener, OLD.frontend) as link:
             await next_at_frontend(link, Connected)
         assert listener.generations.keys() == {1}
-
-
-async def test_a_link_that_is_closed_while_keys_are_replaced_is_no_obstacle(address: str) -> None:
-    async with listen(address, BOTH.worker) as listener:
-        async with link_to(listener, OLD.frontend) as link:
-            await next_at_frontend(link, Connected)
-        listener.replace_keys(NEW.worker)
-        await asyncio.sleep(0)
-        async with link_to(listener, NEW.frontend) as new:
-            await next_at_frontend(new, Connected)

@@ -10,7 +10,7 @@ from semel.core import Key
 from semel.errors import MediaTooLarge, ProtocolError
 from semel.lab.testing.wire import MemoryWire
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
-from semel.wire.events import Admitted, Arrived, Closed, Opened, Reset
+from semel.wire.events import Arrived, Closed, Reset
 from semel.wire.limits import Limits
 from semel.wire.messages import (
     PROTOCOL,
@@ -23,17 +23,14 @@ from semel.wire.messages import (
     Drain,
     Draining,
     Failed,
-    FrontendMessage,
     Heartbeat,
     Hello,
     Message,
-    Payload,
     Proof,
     Refusal,
     Status,
 )
 from tests.wire.examples import (
-    CONTRACT,
     KEY,
     OTHER_KEY,
     SMALL,
@@ -45,18 +42,6 @@ from tests.wire.examples import (
     submit,
     worker_session,
 )
-
-
-def sent_by_frontend(pair: Pair) -> list[FrontendMessage]:
-    frames = pair.frontend.outgoing(pair.wire.now)
-    return [decode(one, FROM_FRONTEND, SMALL).message for one in frames]
-
-
-def test_both_ends_open_with_the_contract_and_the_frontends_name() -> None:
-    pair = Pair()
-    pair.wire.run()
-    assert pair.wire.frontend_events == [Opened(CONTRACT)]
-    assert pair.wire.worker_events == [Admitted("f1")]
 
 
 @pytest.mark.parametrize(("frontend_key", "worker_key"), [(KEY, OTHER_KEY), (OTHER_KEY, KEY)])
@@ -116,26 +101,6 @@ def test_a_stranger_may_not_send_more_than_a_handshake_S10() -> None:
 def test_another_version_of_the_protocol_is_refused_with_both_versions() -> None:
     (reset,) = worker_session().receive(encode(0, 0, pack(Hello(99, KEY.id, "f1", b"n" * 32), SMALL)), 0.0)
     assert reset == Reset("protocol", f"the worker speaks protocol {PROTOCOL}, the frontend 99")
-
-
-def test_the_epoch_differs_from_session_to_session() -> None:
-    def epoch(nonce: bytes) -> int:
-        from semel.wire.proof import HandshakeTranscript
-
-        return HandshakeTranscript(PROTOCOL, "f1", nonce, b"w" * 32).epoch(KEY)
-
-    assert len({epoch(bytes([number]) * 32) for number in range(100)}) == 100
-
-
-def test_messages_go_both_ways_in_order() -> None:
-    pair = Pair().open()
-    pair.frontend.send(submit("r1"))
-    pair.frontend.send(Abort("r1"))
-    pair.worker.send(Accepted("r1"))
-    pair.worker.send(Failed("r1", 503, "engine_dead", "gone"))
-    pair.wire.run()
-    assert pair.wire.worker_events == [submit("r1"), Abort("r1")]
-    assert pair.wire.frontend_events == [Accepted("r1"), Failed("r1", 503, "engine_dead", "gone")]
 
 
 def test_deltas_travel_together_and_keep_their_order_among_other_messages() -> None:
@@ -339,14 +304,6 @@ def test_the_next_slice_of_a_snapshot_waits_until_those_before_are_read() -> Non
     assert pair.worker.has_read_slices
 
 
-def test_a_peer_that_reads_may_get_any_amount() -> None:
-    pair = Pair(limits=replace(SMALL, max_unread_bytes=10_000)).open()
-    for number in range(100):
-        pair.worker.send(Failed(f"r{number}", 500, "x", "y" * 1000))
-        pair.wire.pass_time(1.0)
-    assert len(pair.wire.frontend_events) == 100
-
-
 def test_a_peer_that_reads_is_never_overrun_however_much_comes_at_once() -> None:
     pair = Pair(limits=replace(SMALL, max_unread_bytes=10_000)).open()
     for number in range(100):
@@ -404,20 +361,3 @@ def test_an_ended_session_takes_and_gives_nothing_more() -> None:
         assert session.tick(99.0) == []
         with pytest.raises(ProtocolError, match="not open"):
             session.send(Status(0, 0, 1, 2))
-
-
-def test_a_feature_ends_with_its_session() -> None:
-    pair = Pair().open()
-    pair.frontend.send_feature(digest_of(1), feature_of_rows(500))
-    assert any(isinstance(message, Payload) for message in sent_by_frontend(pair))
-    (reset,) = pair.frontend.reset("gone", "the connection broke")
-    assert reset == Reset("gone", "the connection broke")
-    assert sent_by_frontend(pair) == [Bye("gone", "the connection broke")]
-
-
-def test_the_default_limits_carry_the_sizes_of_the_design() -> None:
-    limits = Limits()
-    assert limits.max_feature_bytes == 256 << 20
-    assert limits.inline_bytes == 1 << 20
-    assert limits.window_bytes >= limits.inline_bytes + limits.chunk_bytes
-    assert limits.max_open_bytes >= limits.max_feature_bytes

@@ -28,7 +28,7 @@ from semel.wire.session import Session
 from semel.wire.zmq import Backoff, Connected, FrontendLink, Peer, WorkerListener
 from tests.waiting import until
 from tests.wire import frontend_process
-from tests.wire.examples import CONTRACT, KEY, OTHER_KEY, digest_of, feature_of_rows, same, submit
+from tests.wire.examples import CONTRACT, KEY, digest_of, feature_of_rows, same, submit
 
 BRISK = Deadlines(handshake_s=1.0, heartbeat_s=0.1, silence_s=0.6)
 SOON = Backoff(first_s=0.01, max_s=0.05)
@@ -180,19 +180,6 @@ async def test_an_abort_behind_a_feature_of_256_MB_arrives_within_50_ms(address:
     assert sorted(waits_ms)[-3] < 50, f"{aborts_before_feature} of the aborts overtook the feature, after {waits_ms} ms"
 
 
-async def test_a_feature_that_is_withdrawn_makes_room_for_the_next(address: str) -> None:
-    async with listen(address) as listener, link_to(listener) as link:
-        session = (await next_at_frontend(link, Connected)).session
-        large = session.send_feature(digest_of(1), feature_of_rows(10_000_000))
-        session.send_feature(digest_of(2), feature_of_rows(100_000))
-        _, arrived = await next_at_worker(listener, Arrived)
-        assert arrived.digest == digest_of(2)
-        session.withdraw(large)
-        session.send_feature(digest_of(3), feature_of_rows(100_000))
-        _, arrived = await next_at_worker(listener, Arrived)
-        assert arrived.digest == digest_of(3)
-
-
 @pytest.mark.alone
 async def test_a_frontend_that_is_killed_is_noticed_with_the_next_heartbeat(address: str) -> None:
     async with listen(address) as listener:
@@ -204,16 +191,6 @@ async def test_a_frontend_that_is_killed_is_noticed_with_the_next_heartbeat(addr
             assert reset.code == "gone"
             assert time.monotonic() - killed < 2 * Deadlines().heartbeat_s
             assert not listener.peers
-
-
-@pytest.mark.alone
-async def test_a_frontend_that_hangs_is_noticed_by_its_silence(address: str) -> None:
-    async with listen(address, deadlines=BRISK) as listener:
-        with frontend(address, "idle") as process:
-            await next_at_worker(listener, Admitted)
-            process.send_signal(signal.SIGSTOP)
-            _, reset = await next_at_worker(listener, Reset, 2.0)
-            assert reset == Reset("silence", "nothing heard for 0.6 s")
 
 
 @contextmanager
@@ -304,30 +281,6 @@ async def test_a_worker_that_goes_is_noticed_and_each_successor_found(address: s
             assert await end_of(link) == Closed("the worker closes")
             with pytest.raises(ProtocolError, match="not open"):
                 session.send(Abort("late"))
-
-
-async def test_a_link_waits_for_a_worker_that_is_not_there_yet(address: str) -> None:
-    async with FrontendLink(address, key=KEY, frontend_id="f1", backoff=SOON) as link, listen(address):
-        session = (await next_at_frontend(link, Connected)).session
-        assert session.is_open
-        assert session.takes_submits
-
-
-async def test_a_frontend_with_another_key_is_refused_and_told_so_S17(address: str) -> None:
-    async with listen(address) as listener, link_to(listener, key=OTHER_KEY) as link:
-        reset = await next_at_frontend(link, Reset)
-        assert reset.code == "key"
-        assert KEY.id in reset.message
-        assert not listener.peers
-        assert listener.refused
-
-
-async def test_over_tcp_a_frontend_with_another_key_does_not_even_connect_S17() -> None:
-    async with listen("tcp://127.0.0.1:*") as listener, link_to(listener, key=OTHER_KEY, deadlines=BRISK) as link:
-        reset = await next_at_frontend(link, Reset)
-        assert reset.code in {"gone", "silence"}
-        assert not listener.peers
-        assert not listener.refused, "zmq refused it before any message"
 
 
 async def ask(

@@ -12,11 +12,11 @@ from statistics import median, quantiles
 from typing import Final, Self
 
 from semel.telemetry import metrics
-from tests.fleet.counters import Counts, settled
-from tests.fleet.driving import Driver, Reference, Tally, ask_alone
-from tests.fleet.plan import Repeats, draw_images, plan_repeats
-from tests.fleet.processes import ROUND_ROBIN, Fleet, Node
 from tests.serve.served import sum_of, until
+from tools.fleet.counters import Counts, settled
+from tools.fleet.driving import Driver, Reference, Tally, ask_alone
+from tools.fleet.plan import Repeats, pictures, plan_repeats
+from tools.fleet.processes import ROUND_ROBIN, Fleet, Node
 
 __all__ = ["ROOMY_GB", "Figures", "Frontends", "begin_rivals", "compare", "empty"]
 

@@ -37,9 +37,9 @@ from semel.lab.bench.serving.scenarios.restart import restart_flags
 from semel.lab.testing.models import build
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.embeddings.redis import Redis, running_redis
-from tests.fleet.plan import draw_images
-from tests.fleet.processes import Fleet, Node, running_fleet
 from tests.serve.served import image_url, sum_of
+from tools.fleet.plan import pictures
+from tools.fleet.processes import Fleet, Node, running_fleet
 
 CHAT: Final = "/v1/chat/completions"
 KEYS: Final = {"alice": "an-api-key-of-alice", "mallory": "an-api-key-of-mallory"}

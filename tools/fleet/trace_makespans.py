@@ -16,7 +16,7 @@ from semel.core import Digest
 from semel.fleet.balance import Balance
 from semel.fleet.ranking import Ranking
 from semel.ledger import Holders
-from tests.fleet.trace import AT_ONCE, BUSY, LAG_S, SHORT, Kind, Trace, draw
+from tools.fleet.trace import AT_ONCE, BUSY, LAG_S, SHORT, Kind, Trace, draw
 
 LARGE: dict[str, Kind] = {
     name: replace(kind, min_workers=11, max_workers=100)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from statistics import median
 
-from tests.fleet.trace import AT_ONCE, BUSY, SHORT, Policy, Trace, balanced, draw, least_busy, round_robin, simulate
+from tools.fleet.trace import AT_ONCE, BUSY, SHORT, Policy, Trace, balanced, draw, least_busy, round_robin, simulate
 
 POLICIES: dict[str, Policy] = {"round robin": round_robin, "least busy": least_busy, "semel": balanced}
 

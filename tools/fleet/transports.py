@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 import psutil
 
-from tests.engine.parity import draw_image
-from tests.fleet.counters import settled
-from tests.fleet.driving import exchange
-from tests.fleet.plan import Ask, body_of
-from tests.fleet.processes import Fleet, Node
+from tests.engine.parity import picture
 from tools.fleet.comparing import ROOMY_GB
+from tools.fleet.counters import settled
+from tools.fleet.driving import exchange
+from tools.fleet.plan import Ask, body_of
+from tools.fleet.processes import Fleet, Node
 
 __all__ = ["Figures", "Path", "begin_paths", "measure"]
 

@@ -34,7 +34,7 @@ from semel.processing.pool.pool import Pool
 from tests.security.corpus import Specimen, specimens
 from tests.security.memory import Memory
 from tests.security.messages import is_ours
-from tests.security.mutate import mutate
+from tools.security.mutate import mutate
 
 __all__ = ["LIMITS", "Findings", "attack", "damaged", "main"]
 
