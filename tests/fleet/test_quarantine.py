@@ -154,7 +154,7 @@ def engine(name: str, session: int = 1) -> EngineRun:
     return EngineRun(name, session)
 
 
-def under_way_when_a_died(suspicion: Suspicion) -> list[Suspect]:
+def under_way_when_a_died(quarantine: Quarantine) -> list[Suspect]:
     """An innocent request and a killer, which were both there."""
     both = [quarantine.enter(INNOCENT), quarantine.enter(K)]
     for one in both:

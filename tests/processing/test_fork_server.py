@@ -38,19 +38,19 @@ Making = Callable[..., ForkServer]
 
 @pytest.fixture
 async def making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Making]:
-    """A template as shipped, of a program that takes no second to import; it is closed in the end."""
-    monkeypatch.setattr(template_module, "_PROGRAM", PROGRAM)
+    """A fork server as shipped, of a program that takes no second to import; it is closed in the end."""
+    monkeypatch.setattr(fork_server_module, "_PROGRAM", PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
 
     def make(*wishes: str) -> ForkServer:
         (tmp_path / "wishes.json").write_text(json.dumps(wishes))
-        made.append(Template(tmp_path))
+        made.append(ForkServer(tmp_path))
         return made[-1]
 
-    made: list[Template] = []
+    made: list[ForkServer] = []
     yield make
-    for template in made:
-        await template.close()
+    for fork_server in made:
+        await fork_server.close()
 
 
 @asynccontextmanager
@@ -83,22 +83,22 @@ def memory_of(pid: int) -> dict[str, int]:
 
 
 async def test_processes_share_what_their_template_has_imported_S23(making: Making) -> None:
-    template = making("load_ballast")
-    async with forked(template) as (one, pipe), forked(template) as (other, _):
+    fork_server = making("load_ballast")
+    async with forked(fork_server) as (one, pipe), forked(fork_server) as (other, _):
         assert await ask(pipe) == f"{one.pid} 1"
         assert one.pid != other.pid
         for process in (one, other):
             assert memory_of(process.pid)["Rss"] > BALLAST_BYTES
             assert memory_of(process.pid)["Pss"] < BALLAST_BYTES * 3 // 4
-    async with forked(template, "load_ballast") as (one, pipe):
+    async with forked(fork_server, "load_ballast") as (one, pipe):
         assert await ask(pipe) == f"{one.pid} 2"
         assert memory_of(one.pid)["Pss"] > BALLAST_BYTES, "the control: what each loads itself is not shared"
 
 
 async def test_how_a_process_ends_is_noticed_S6(making: Making) -> None:
-    template = making()
+    fork_server = making()
     for line, status in (("0", 0), ("7", 7), ("crash", -signal.SIGSEGV)):
-        async with forked(template) as (process, pipe):
+        async with forked(fork_server) as (process, pipe):
             await asyncio.get_running_loop().sock_sendall(pipe, line.encode())
             async with asyncio.timeout(30):
                 assert await process.wait() == status
@@ -106,17 +106,17 @@ async def test_how_a_process_ends_is_noticed_S6(making: Making) -> None:
             process.kill()  # of one that has ended, which is nobody's business
 
 
-async def check_survives_its_template(template: Template) -> None:
-    async with forked(template) as (process, pipe):
+async def check_survives_its_template(fork_server: ForkServer) -> None:
+    async with forked(fork_server) as (process, pipe):
         await ask(pipe)
-        first = template.pid
+        first = fork_server.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await until(lambda: template.pid is None)
+        await until(lambda: fork_server.pid is None)
         assert await ask(pipe) == f"{process.pid} 0"
-        async with forked(template) as (another, other_pipe):
+        async with forked(fork_server) as (another, other_pipe):
             assert await ask(other_pipe) == f"{another.pid} 0"
-            assert template.pid not in (None, first)
+            assert fork_server.pid not in (None, first)
         assert another.returncode == -signal.SIGKILL
     assert process.returncode == LOST_STATUS, "nobody could tell"
 
@@ -156,16 +156,16 @@ async def check_nobody_has_the_pipe(fork_server: ForkServer, why: str) -> None:
 async def test_a_fork_that_fails_leaves_no_process_at_the_pipe_and_says_why_S6(
     making: Making, wish: str, error: int
 ) -> None:
-    template = making(wish)
-    await check_nobody_has_the_pipe(template, f"cannot be forked: {os.strerror(error)}")
+    fork_server = making(wish)
+    await check_nobody_has_the_pipe(fork_server, f"cannot be forked: {os.strerror(error)}")
 
 
 @pytest.mark.slow
 async def test_mutant_a_template_that_dies_of_a_fork_leaves_the_process_at_the_pipe_S6(making: Making) -> None:
     """Whoever asked would start another process at the same pipe, and each would read half of what is sent."""
-    template = making("keep_what_fails")
+    fork_server = making("keep_what_fails")
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        await check_nobody_has_the_pipe(template, "cannot be forked")
+        await check_nobody_has_the_pipe(fork_server, "cannot be forked")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -202,11 +202,11 @@ async def test_a_process_whose_descriptor_does_not_arrive_is_reported_as_too_man
 async def test_a_template_with_a_second_thread_or_an_error_does_not_fork_and_is_not_tried_again_S23(
     making: Making, monkeypatch: pytest.MonkeyPatch, wish: str
 ) -> None:
-    template = making(wish)
-    assert await template.fork([], []) is None
-    monkeypatch.setattr(template_module, "start", None)
-    assert await template.fork([], []) is None
-    child = await PoolProcess.spawn(1 << 20, template=template)
+    fork_server = making(wish)
+    assert await fork_server.fork([], []) is None
+    monkeypatch.setattr(fork_server_module, "start", None)
+    assert await fork_server.fork([], []) is None
+    child = await PoolProcess.spawn(1 << 20, fork_server=fork_server)
     assert child.running, "it was started as a program"
     await child.end(within_s=0)
     await child.release()
@@ -214,8 +214,8 @@ async def test_a_template_with_a_second_thread_or_an_error_does_not_fork_and_is_
 
 @pytest.mark.slow
 async def test_mutant_a_template_that_does_not_count_its_threads_forks(making: Making) -> None:
-    template = making("start_thread", "fork_anyway")
-    async with forked(template) as (process, _):
+    fork_server = making("start_thread", "fork_anyway")
+    async with forked(fork_server) as (process, _):
         assert process.returncode is None
 
 
@@ -253,8 +253,8 @@ async def descriptors_of_three(fork_server: ForkServer) -> list[set[str]]:
 
 
 async def test_a_process_has_its_own_descriptors_and_the_template_none_of_them_S23(making: Making) -> None:
-    template = making()
-    one, other, origin = await descriptors_of_three(template)
+    fork_server = making()
+    one, other, origin = await descriptors_of_three(fork_server)
     assert (len(one), len(other)) == (2, 2)
     assert not one & other
     assert not origin & (one | other)
@@ -263,8 +263,8 @@ async def test_a_process_has_its_own_descriptors_and_the_template_none_of_them_S
 
 @pytest.mark.slow
 async def test_mutant_a_process_that_keeps_what_the_template_has_is_found_S23(making: Making) -> None:
-    template = making("keep_descriptors")
-    _, other, origin = await descriptors_of_three(template)
+    fork_server = making("keep_descriptors")
+    _, other, origin = await descriptors_of_three(fork_server)
     assert other & origin
     assert len(other) > 2
 
@@ -276,29 +276,29 @@ async def test_a_template_has_no_secret_of_the_environment_and_a_mutant_that_get
     monkeypatch.setenv("HF_TOKEN", "a secret")
     if passes_all_on:
         monkeypatch.setattr(command_module, "child_environment", dict)
-    template = making()
-    async with forked(template) as (process, pipe):
+    fork_server = making()
+    async with forked(fork_server) as (process, pipe):
         await ask(pipe)
-        assert template.pid is not None
-        for pid in (process.pid, template.pid):
+        assert fork_server.pid is not None
+        for pid in (process.pid, fork_server.pid):
             assert ("a secret" in environment_of(pid).values()) is passes_all_on
 
 
 async def test_after_some_crashes_processes_come_from_another_template_S23(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forks have the addresses of their template, and whoever makes them crash may be about to find them."""
-    monkeypatch.setattr(template_module, "_MAX_CRASHES", 2)
-    template = making()
-    async with forked(template) as (_, pipe):
+    """Forks have the addresses of their fork server, and whoever makes them crash may be about to find them."""
+    monkeypatch.setattr(fork_server_module, "_MAX_CRASHES", 2)
+    fork_server = making()
+    async with forked(fork_server) as (_, pipe):
         await ask(pipe)
-        first = template.pid
-        template.count_crash()
-        assert template.pid == first
-        template.count_crash()
-        async with forked(template) as (_, other_pipe):
+        first = fork_server.pid
+        fork_server.count_crash()
+        assert fork_server.pid == first
+        fork_server.count_crash()
+        async with forked(fork_server) as (_, other_pipe):
             await ask(other_pipe)
-            assert template.pid not in (None, first)
+            assert fork_server.pid not in (None, first)
         assert await ask(pipe), "those that there are go on"
     assert first is not None
     assert ended(first), "it ends with the last of them"
@@ -308,19 +308,19 @@ async def test_after_some_crashes_processes_come_from_another_template_S23(
 async def test_a_template_that_hangs_is_ended_and_the_next_try_has_another(
     making: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template = making()
-    async with forked(template) as (_, pipe):
+    fork_server = making()
+    async with forked(fork_server) as (_, pipe):
         await ask(pipe)
-    hung = template.pid
+    hung = fork_server.pid
     assert hung is not None
     os.kill(hung, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(template_module, "_START_TIMEOUT_S", 0.2)
-        patch.setattr(template_module, "_END_TIMEOUT_S", 0.2)
+        patch.setattr(fork_server_module, "_START_TIMEOUT_S", 0.2)
+        patch.setattr(fork_server_module, "_END_TIMEOUT_S", 0.2)
         with pytest.raises(ServiceError, match="not forked within"):
-            await template.fork([], [])
+            await fork_server.fork([], [])
     assert ended(hung)
-    async with forked(template) as (process, pipe):
+    async with forked(fork_server) as (process, pipe):
         assert await ask(pipe) == f"{process.pid} 0"
 
 
@@ -339,13 +339,13 @@ async def test_a_template_that_dies_over_an_order_gets_no_pipe_twice_and_the_nex
         os.kill(fork_server.pid, signal.SIGKILL)
         return status
 
-    async with forked(template) as (_, pipe):
+    async with forked(fork_server) as (_, pipe):
         await ask(pipe)
     with monkeypatch.context() as patch:
-        patch.setattr(template_module, "_send_order", kill_and_send)
+        patch.setattr(fork_server_module, "_send_order", kill_and_send)
         with pytest.raises(ServiceError, match="died with status -9"):
-            await template.fork([], [])
-    async with forked(template) as (process, pipe):
+            await fork_server.fork([], [])
+    async with forked(fork_server) as (process, pipe):
         assert await ask(pipe) == f"{process.pid} 0"
 
 

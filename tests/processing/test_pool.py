@@ -46,7 +46,6 @@ from semel.processing.pool.pipe import (
     to_payload,
 )
 from semel.processing.pool.pool import Pool
-from semel.wire.layout_runs import to_runs
 from tests.waiting import until
 
 Folder = Callable[[str], Path]

@@ -25,7 +25,7 @@ from semel.wire.messages import (
     Submit,
     TensorHead,
 )
-from semel.wire.translation import announcement_of, payload_of, prompt_of, status_of, submit_of
+from semel.wire.translation import to_announcement, to_payload, to_prompt, to_status, to_submit
 from tests.ledger.examples import have
 from tests.wire.examples import LAYOUT, digest_of, feature_of_rows, submit
 
@@ -214,4 +214,4 @@ def test_a_prompt_that_does_not_hold_together_is_refused(broken: dict[str, objec
     import msgspec
 
     with pytest.raises(ProtocolError, match="request r1 has a broken prompt"):
-        prompt_of(msgspec.structs.replace(submit(), **broken), lambda _: LAYOUT, max_tokens=100)
+        to_prompt(msgspec.structs.replace(submit(), **broken), lambda _: LAYOUT, max_tokens=100)

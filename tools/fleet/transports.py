@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import psutil
 
-from tests.engine.parity import picture
+from tests.engine.parity import draw_image
 from tools.fleet.comparing import ROOMY_GB
 from tools.fleet.counters import settled
 from tools.fleet.driving import exchange

@@ -16,7 +16,7 @@ from tools.fuzz.target import Target
 _ROOT: Final = Path(__file__).parent.parent.parent
 _RSS_LIMIT_MB: Final = 2_048
 _INPUT_TIMEOUT_S: Final = 10
-"""For one that hangs. One that is slow is found by its processor time: no neighbour on the machine adds to that."""
+"""For one that hangs. One that is slow is found by its CPU time: no neighbour on the machine adds to that."""
 _GRACE_S: Final = 90.0
 """For imports, the first pass over the corpus, and the end."""
 

@@ -2,7 +2,7 @@
 
 A target's module has `run(data)`, which returns for every input but a finding, and `seeds()`, the inputs that its
 corpus begins with. It may have `mutate(data, random)`, which edits an input along its structure, or gives None for one
-that has none. An input that takes more processor time than its bytes allow is a finding too.
+that has none. An input that takes more CPU time than its bytes allow is a finding too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPEATS: Final = 2
 
 
 class TooSlow(AssertionError):
-    """An input takes more processor time than its size allows."""
+    """An input takes more CPU time than its size allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Target:
 
     base_ms: float = 20.0
     us_per_byte: float = 25.0
-    """Processor time that an input may take: some, and some for each of its bytes. About ten times what it takes."""
+    """CPU time that an input may take: some, and some for each of its bytes. About ten times what it takes."""
 
     @property
     def corpus(self) -> Path:
@@ -64,7 +64,7 @@ class Target:
         return timed(loaded, self.allowed_s)
 
     def allowed_s(self, nbytes: int) -> float:
-        """The processor time that an input of this size may take."""
+        """The CPU time that an input of this size may take."""
         return self.base_ms / 1e3 + self.us_per_byte / 1e6 * nbytes
 
     def mutate(self) -> Mutate | None:
@@ -82,22 +82,22 @@ class Target:
 
 
 def timed(run: Run, allowed_s: Callable[[int], float]) -> Run:
-    """The same, and an input that takes too much processor time, three times in a row, is a finding."""
+    """The same, and an input that takes too much CPU time, three times in a row, is a finding."""
 
     def run_timed(data: bytes) -> None:
         allowed = allowed_s(len(data))
-        took = _processor_s(run, data)
+        took = _cpu_s(run, data)
         for _ in range(_REPEATS):
             if took <= allowed:
                 return
-            took = min(took, _processor_s(run, data))
+            took = min(took, _cpu_s(run, data))
         if took > allowed:
-            raise TooSlow(f"{took:.3f} s of processor time for {len(data):,} bytes, {allowed:.3f} s are allowed")
+            raise TooSlow(f"{took:.3f} s of CPU time for {len(data):,} bytes, {allowed:.3f} s are allowed")
 
     return run_timed
 
 
-def _processor_s(run: Run, data: bytes) -> float:
+def _cpu_s(run: Run, data: bytes) -> float:
     began = time.process_time()
     run(data)
     return time.process_time() - began

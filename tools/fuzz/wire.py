@@ -21,7 +21,7 @@ from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, Frames, decode, encode,
 from semel.wire.events import Admitted, Event, Opened, Reset
 from semel.wire.messages import Accepted, Delta, Lend, Message, Status, Submit, WorkerMessage
 from semel.wire.session import Session
-from semel.wire.translation import announcement_of, layout_of, lease_of, prompt_of, sizes_of, status_of
+from semel.wire.translation import sizes_of, to_announcement, to_layout, to_lease, to_prompt, to_status
 from tests.wire import examples
 from tests.wire.examples import LAYOUT, SMALL, digest_of, feature_of_rows, frontend_session, submit, worker_session
 from tools.fuzz.mutation import edited, edited_records
