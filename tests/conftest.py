@@ -18,11 +18,14 @@ from hypothesis import HealthCheck, settings
 from tests.budget import engine_budget, pytest_terminal_summary
 from tests.effort import FACTOR
 from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from tests.markers import pytest_ignore_collect, pytest_itemcollected
 
 __all__ = [
     "engine_budget",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
+    "pytest_itemcollected",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
     "tiny",
