@@ -39,7 +39,7 @@ FRESH = pictures(24, seed=1)
 
 MAX_REFERENCE_BYTES = 200
 END_S = 15.0
-TURNS = 360
+TURNS = 240
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tests.render.drawn import Drawing
 from tests.serve.balancer import CHAT, Balancer, Load, balancing, body_of
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 DELAY_S = 4.0
 """Over what Envoy takes to notice: it asks every second."""

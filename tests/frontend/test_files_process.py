@@ -50,7 +50,6 @@ def frontend(model: Path, home: Path) -> Iterator[tuple[openai.OpenAI, subproces
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_what_was_uploaded_is_there_after_a_kill_and_a_restart(folder: Path, tmp_path: Path) -> None:
     create_key(tmp_path / "key")

@@ -36,7 +36,6 @@ async def spare_of(pool: Pool) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_process_killed_during_200_requests_costs_none_of_them_and_a_second_D3(pool: Pool) -> None:
     spare, replaced = await spare_of(pool), pool.replaced
     room = asyncio.Semaphore(16)
@@ -64,7 +63,6 @@ async def test_a_process_killed_during_200_requests_costs_none_of_them_and_a_sec
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_spare_that_dies_costs_nothing_and_another_is_started_D3(pool: Pool) -> None:
     spare, pids, replaced = await spare_of(pool), pool.pids, pool.replaced
     os.kill(spare, signal.SIGKILL)
@@ -75,7 +73,6 @@ async def test_a_spare_that_dies_costs_nothing_and_another_is_started_D3(pool: P
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_request_with_many_items_does_not_keep_one_with_one_waiting_D3(pool: Pool) -> None:
     """The processes stand still until all wait; then the order in which items are begun is that in which they end."""
     order: list[str] = []
@@ -94,7 +91,6 @@ async def test_a_request_with_many_items_does_not_keep_one_with_one_waiting_D3(p
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_items_without_a_group_take_turns_in_the_order_in_which_they_came_D3(pool: Pool) -> None:
     """One process stands still with the second item, so that the other ends items in the order in which it begins."""
     await until(
@@ -131,7 +127,6 @@ def test_the_quota_of_a_container_bounds_the_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_spare_loads_at_low_priority_and_then_works_at_that_of_the_pool_D3(pool: Pool) -> None:
     """Threads have priorities of their own: the one that serves must have kept its."""
     await spare_of(pool)
