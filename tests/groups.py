@@ -23,6 +23,7 @@ SHARED: Final[Mapping[str, str]] = {
     "tests/serve/test_engine_metrics.py": "openai",
     "tests/serve/test_examples.py": "openai",
     "tests/serve/test_openai.py": "openai",
+    "tests/serve/test_serve.py": "qwen2-vl",
 }
 """Files that share an engine with others; the rows of `FAMILIES` are groups by their families."""
 
