@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -18,11 +18,18 @@ from hypothesis import HealthCheck, settings
 from tests.budget import engine_budget, pytest_terminal_summary
 from tests.effort import FACTOR
 from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from tests.markers import pytest_ignore_collect, pytest_itemcollected
+
+if TYPE_CHECKING:
+    from tests.engine.engines import Engines
 
 __all__ = [
     "engine_budget",
+    "engines",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
+    "pytest_itemcollected",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
     "tiny",
@@ -79,3 +86,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         return built[family]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+async def engines(tiny: Folder) -> AsyncIterator[Engines]:
+    """The engine that runs, and how to get another one."""
+    from tests.engine.engines import Engines
+
+    shared = Engines(tiny)
+    yield shared
+    await shared.close()

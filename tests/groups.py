@@ -6,6 +6,7 @@ A start of an engine takes half a minute, and CI has a budget of them (`tests/bu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Final
 
 import pytest
@@ -20,6 +21,7 @@ SHARED: Final[Mapping[str, str]] = {
     "tests/serve/test_engine_metrics.py": "openai",
     "tests/serve/test_examples.py": "openai",
     "tests/serve/test_openai.py": "openai",
+    "tests/serve/test_serve.py": "qwen2-vl",
 }
 """Files that share an engine with others; the rows of `FAMILIES` are groups by their families."""
 
@@ -33,13 +35,24 @@ def group_of(test: str) -> str:
     return family.partition(":")[0].partition(" ")[0] or file
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put groups together, each where its first test stands, also if one process runs all."""
-    order: dict[str, int] = {}
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put groups together, each where its first test stands, also if one process runs all.
+
+    With `--no-loadscope-reorder`, those that may take longest come first: none of them is left when others are done.
+    """
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        order.setdefault(group_of(item.nodeid), len(order))
-    items.sort(key=lambda item: order[group_of(item.nodeid)])
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    ordered = list(groups.values())
+    if not config.getoption("loadscopereorder", default=True):
+        ordered.sort(key=lambda group: (-max(map(_timeout_s, group)), -len(group)))
+    items[:] = chain.from_iterable(ordered)
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark else 0.0
 
 
 class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]

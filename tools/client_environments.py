@@ -20,7 +20,7 @@ class Client:
     driver: str
     """The file in `scripts/client_drivers` that makes its requests, without `ask_`."""
 
-    next to: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
     """What is installed with it."""
 
     semel_only: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ CLIENTS: Final = (
     Client("instructor", "1.17.0", "instructor"),
     Client("vllm bench serve", "", "vllm_bench"),
     Client("aiperf", "0.13.0", "aiperf"),
-    Client("guidellm", "0.8.1", "guidellm", next to=("pillow", "torch==2.13.0")),
+    Client("guidellm", "0.8.1", "guidellm", extra=("pillow", "torch==2.13.0")),
 )
 """Those of `vllm bench serve` are in semel's own environment, with the engine."""
 
@@ -51,7 +51,7 @@ def python_of(client: Client, folder: Path) -> Path:
     if not complete.exists():
         base = Path(sys.base_prefix) / "bin" / "python3"
         subprocess.run([str(base), "-m", "venv", "--clear", str(venv)], check=True, timeout=_INSTALL_S)
-        command = [str(python), "-m", "pip", "install", "--quiet", f"{client.name}=={client.version}", *client.next to]
+        command = [str(python), "-m", "pip", "install", "--quiet", f"{client.name}=={client.version}", *client.extra]
         subprocess.run(command, check=True, timeout=_INSTALL_S, stdin=subprocess.DEVNULL)
         complete.touch()
     return python

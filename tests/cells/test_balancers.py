@@ -167,7 +167,6 @@ def site(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("name", ["envoy", "haproxy"])
 def test_a_tenant_stays_in_its_cell(site: Site, name: str) -> None:
     """However it sends its key. Both cells have tenants: so few are all in one only once in thousands of times."""
@@ -183,14 +182,12 @@ def test_a_tenant_stays_in_its_cell(site: Site, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_without_the_hash_a_tenant_wanders(site: Site) -> None:
     key = next(iter(TENANTS.values()))
     assert {cell_of(site.careless, key) for _ in range(24)} == set(NAMES)
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_check_asks_both_cells_and_finds_the_difference(site: Site) -> None:
     """Their models have other names here."""
     done = subprocess.run(
@@ -212,7 +209,6 @@ def stream(client: httpx.Client, balancer: Balancer, key: str) -> httpx.Response
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_killed_cell_fails_no_new_request_and_streams_of_the_other_go_on(site: Site) -> None:
     """The last test here: one cell is gone after it. Control: the careless balancer fails some requests."""
     homes = {name: site.homes(balancer) for name, balancer in site.good.items()}

@@ -1,8 +1,9 @@
 """Outputs that came for one request: loaded for it alone, once, and lent until every rank has read them.
 
 `PrefetchWorld` is the world of `test_transfers` with requests that live for several steps, and a lender, who fills
-blocks behind the host cache's and scribbles over them as soon as a lease is done. Whatever a rank loads must still be whole
-and of these weights. Chance drives it, by a seed. Broken prefetched outputs are driven in the same way, and found.
+blocks behind the host cache's and scribbles over them as soon as a lease is done. Whatever a rank loads must still be
+whole, and of these weights. Chance drives it, by a seed. Broken prefetched outputs are driven in the same way, and
+found.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Steps that save and load, and ranks whose reports come late, twice or never.
 
-`World` plays up to four ranks around `Transfers` and `HostCache`. Its memory is a list of what was written into each block.
-Whatever a rank loads must be the whole output of that key, encoded since the last reset; and nobody writes a block that
-someone has yet to read. `test_arrivals` drives it, also with the broken host caches and transfers that are here.
+`World` plays up to four ranks around `Transfers` and `HostCache`. Its memory is a list of what was written into each
+block. Whatever a rank loads must be the whole output of that key, encoded since the last reset; and nobody writes a
+block that someone has yet to read. `test_prefetched` drives it, also with the broken host caches and transfers that are
+here.
 """
 
 from __future__ import annotations

@@ -155,6 +155,10 @@ class Started:
     core: Core
     token: int
 
+    async def submit_some(self, submission: Submission) -> tuple[Gaps, list[int]]:
+        """The same, with the smallest gaps of a few rounds: other work of this process only makes them longer."""
+        return min([await self.submit(submission) for _ in range(3)], key=lambda one: max(one[0].cpu_ms))
+
     async def submit(self, submission: Submission) -> tuple[Gaps, list[int]]:
         """The gaps while a submission goes in, and the bytes of the messages to the engine core."""
         await self.engine.reset()
@@ -180,14 +184,14 @@ async def started(tiny: Folder) -> AsyncIterator[Started]:
 async def test_the_loop_has_no_gap_while_a_thousand_items_are_submitted(started: Started) -> None:
     """The control does all at once on the loop, as it was."""
     many = submission_of("many", THOUSAND, started.token)
-    gaps, messages = await started.submit(many)
+    gaps, messages = await started.submit_some(many)
     assert len(messages) == THOUSAND / BATCH_ITEMS + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ItemDelivery, "due", nothing_due)
         patch.setattr(item_builder, "FEW_ITEMS", THOUSAND)
         patch.setattr(request_intake, "FEW_ITEMS", THOUSAND)
         patch.setattr(request_intake, "in_slices", without_slices)
-        control, _ = await started.submit(many)
+        control, _ = await started.submit_some(many)
     assert max(gaps.cpu_ms) <= 50, f"{gaps}; control: {control}"
     assert max(control.cpu_ms) > 2 * max(gaps.cpu_ms), f"{gaps}; control: {control}"
 
@@ -195,10 +199,10 @@ async def test_the_loop_has_no_gap_while_a_thousand_items_are_submitted(started:
 async def test_several_answers_with_a_thousand_items_each_leave_the_loop_its_turns(started: Started) -> None:
     """vLLM sends a message for each answer. The control has no pauses between them."""
     several = submission_of("several", THOUSAND, started.token, n=ANSWERS)
-    gaps, _ = await started.submit(several)
+    gaps, _ = await started.submit_some(several)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(started.core, "add_request_async", partial(Core.add_request_async, started.core))
-        control, _ = await started.submit(several)
+        control, _ = await started.submit_some(several)
     assert max(gaps.cpu_ms) <= 50, f"{gaps}; control: {control}"
     assert max(control.cpu_ms) > 2 * max(gaps.cpu_ms), f"{gaps}; control: {control}"
 

@@ -324,7 +324,6 @@ def test_code_files_are_fetched_only_with_the_flag(monkeypatch: pytest.MonkeyPat
     assert [call["revision"] for call in calls] == [None, "abc"]
 
 
-@pytest.mark.alone
 async def test_two_processes_of_a_pool_load_a_model_s_code_one_after_the_other(
     next_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

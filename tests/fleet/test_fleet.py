@@ -27,7 +27,7 @@ from tools.fleet.bare import running_bare
 from tools.fleet.counters import Counts, settled, until_idle
 from tools.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
 from tools.fleet.load import drive
-from tools.fleet.plan import Ask, Chat, Kind, Load, body_of, plan
+from tools.fleet.plan import Ask, Chat, Kind, Load, body_of, draw_images, plan
 from tools.fleet.processes import ITEMS_HELD, Fleet, Node, running_fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(900)]
@@ -39,7 +39,7 @@ FRESH = draw_images(24, seed=1)
 
 MAX_REFERENCE_BYTES = 200
 END_S = 15.0
-TURNS = 360
+TURNS = 240
 
 
 @pytest.fixture(scope="module")

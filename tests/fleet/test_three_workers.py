@@ -16,7 +16,7 @@ from semel.telemetry import metrics
 from tests.serve.served import sum_of, until
 from tools.fleet.comparing import ROOMY_GB, Frontends, begin_rivals, compare, empty
 from tools.fleet.driving import CUT_OFF, Driver, Reference, Tally, ask_alone
-from tools.fleet.plan import Kind, Repeats, plan_repeats
+from tools.fleet.plan import Kind, Repeats, draw_images, plan_repeats
 from tools.fleet.processes import Fleet, Node, running_fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.alone, pytest.mark.timeout(1_500)]

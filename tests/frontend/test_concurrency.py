@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.core import Keyring, Output
 from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady
@@ -265,15 +265,22 @@ async def test_a_drain_that_ends_cuts_streams_off_with_an_error_event_and_the_re
         "/half": half,
     }
 
+    begun: set[str] = set()
+
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
-        await applications[scope["path"]](scope, receive, send)
+        async def noting(message: Message) -> None:
+            await send(message)
+            if message.get("body"):
+                begun.add(scope["path"])
+
+        await applications[scope["path"]](scope, receive, noting)
 
     app, gate, meter = door(route, ConcurrencyLimits())
     context = RequestContextMiddleware(app, NO_TRACING, log_requests=True)
     async with served(context) as made, httpx.AsyncClient(base_url=f"http://127.0.0.1:{made.port}") as client:
         asked = [asyncio.create_task(client.post(path, content=BODY, timeout=30)) for path in applications]
         await until(lambda: gate.requests == len(asked))
-        await asyncio.sleep(0.1)  # what streams has said its first word
+        await until(lambda: begun == applications.keys() - {"/silent"})
         gate.close("the frontend is shutting down")
         gate.cut_off(NotReady("the frontend is shutting down: send it again"))
         assert await gate.until_empty(10)

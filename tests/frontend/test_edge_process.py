@@ -98,7 +98,6 @@ async def frontend(home: Path) -> AsyncIterator[Frontend]:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_frontend_under_idle_connections_answers_probes_and_takes_new_keys_S25(tmp_path: Path) -> None:
     async with frontend(tmp_path) as made, made.client() as client:
         assert [await made.status(client, OLD), await made.status(client, NEW)] == [503, 401]

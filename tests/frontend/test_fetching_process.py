@@ -19,7 +19,6 @@ Folder = Callable[[str], Path]
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_frontend_process_fetches_what_its_flags_allow_and_nothing_else_S1(
     tiny: Folder, tmp_path: Path
 ) -> None:

@@ -114,7 +114,6 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_of_it_E3(
     tiny: Folder, tmp_path: Path
 ) -> None:
@@ -134,7 +133,6 @@ async def test_a_frontend_is_ready_after_both_paths_are_warm_and_shows_nothing_o
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_processor_that_raises_gives_a_warning_and_a_frontend_that_is_ready_E3(
     tiny: Folder, tmp_path: Path
 ) -> None:
@@ -150,7 +148,6 @@ async def test_a_processor_that_raises_gives_a_warning_and_a_frontend_that_is_re
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_frontend_runs_a_model_s_code_only_if_it_was_started_with_the_flag_too(
     tiny: Folder, tmp_path: Path
 ) -> None:
@@ -167,7 +164,6 @@ async def test_a_frontend_runs_a_model_s_code_only_if_it_was_started_with_the_fl
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_frontend_of_a_model_without_tokenizer_json_answers_as_one_with_it(
     tiny: Folder, tmp_path: Path
 ) -> None:

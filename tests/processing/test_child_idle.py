@@ -15,7 +15,7 @@ import re, socket, sys
 from semel.processing.pool import child
 
 def resident_mib():
-    return int(re.search(r"VmRSS:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) >> 10
+    return int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) >> 10
 
 child._IDLE_S = 0.05
 ours, theirs = socket.socketpair()

@@ -46,6 +46,7 @@ from semel.processing.pool.pipe import (
     to_payload,
 )
 from semel.processing.pool.pool import Pool
+from semel.wire.layout_runs import to_runs
 from tests.waiting import until
 
 Folder = Callable[[str], Path]
@@ -147,7 +148,6 @@ def content(feature: Feature) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_feature_is_what_the_processor_makes_in_this_process(pool: Pool, hf: HfProcessor) -> None:
     options = {"size": {"shortest_edge": 3_136, "longest_edge": 28 * 28 * 16}}
     for media, kwargs in ((picture(140, 84), {}), (picture(560, 560), options)):
@@ -157,7 +157,13 @@ async def test_a_feature_is_what_the_processor_makes_in_this_process(pool: Pool,
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+async def test_the_description_is_that_of_the_processor(pool: Pool, hf: HfProcessor) -> None:
+    assert pool.description.fingerprint == hf.fingerprint
+    assert pool.description.placeholders == hf.placeholders
+    assert not pool.description.encoder_decoder
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("media", "error"),
     [
@@ -182,7 +188,15 @@ async def test_an_error_is_the_one_that_the_processor_raises(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+async def test_media_that_need_more_memory_than_the_limit_are_refused_and_the_process_lives_S6(pool: Pool) -> None:
+    pids = pool.pids
+    with pytest.raises(MediaTooLarge, match="more memory than the limit of 268,435,456 bytes"):
+        await pool.process(bomb(12_000))
+    assert (await pool.process(picture(56, 56))).layout.num_embeds == 4
+    assert pool.pids == pids
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [10**30, "\ud800", object()])
 async def test_options_that_cannot_travel_are_the_client_s_fault(pool: Pool, value: object) -> None:
     with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
@@ -190,7 +204,16 @@ async def test_options_that_cannot_travel_are_the_client_s_fault(pool: Pool, val
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+async def test_fifty_requests_at_once_each_get_their_own_feature(pool: Pool, hf: HfProcessor) -> None:
+    processed, decoded = pool.processed, pool.decoded
+    media = [picture(56 + 28 * (index % 10), 56 + 28 * (index // 10)) for index in range(50)]
+    async with asyncio.timeout(PATIENCE_S):
+        features = await asyncio.gather(*submit(pool, *media))
+    assert [content(feature) for feature in features] == [content(hf.process(one)) for one in media]
+    assert (pool.processed, pool.decoded) == (processed + 50, decoded + 50)
+
+
+@pytest.mark.slow
 async def test_an_answer_whose_caller_has_gone_is_dropped_and_the_next_is_right(pool: Pool, hf: HfProcessor) -> None:
     processed = pool.processed
     with stopped(pool) as pids:
@@ -210,7 +233,6 @@ async def test_an_answer_whose_caller_has_gone_is_dropped_and_the_next_is_right(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_pool_with_too_much_to_do_refuses_more_at_once(pool: Pool) -> None:
     with stopped(pool) as pids:
         accepted = submit(pool, *[picture(56, 56)] * (MAX_WAITING + len(pids)))
@@ -224,7 +246,6 @@ async def test_a_pool_with_too_much_to_do_refuses_more_at_once(pool: Pool) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_tenant_that_fills_the_queue_yields_its_newest_items_to_another_S21(pool: Pool) -> None:
     one = picture(56, 56)
     with stopped(pool) as pids:
@@ -265,7 +286,18 @@ def test_an_error_that_nobody_expects_stays_in_the_log_of_the_process_S7(caplog:
     assert "a secret at 0x7f00" in caplog.text
 
 
-@pytest.mark.alone
+@pytest.mark.slow
+async def test_a_process_that_is_killed_while_idle_costs_nothing_S6(pool: Pool) -> None:
+    await until(lambda: all(child.free for child in pool.processes.children))  # one may work for a caller that has gone
+    failed, victim = pool.failed, pool.pids[0]
+    os.kill(victim, signal.SIGKILL)
+    assert ended(victim)
+    assert victim in pool.pids, "nobody has noticed"
+    assert len(await asyncio.gather(*submit(pool, *[picture(56, 56)] * 5))) == 5
+    assert pool.failed == failed
+    await until(lambda: victim not in pool.pids)
+
+
 @pytest.mark.slow
 async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: Folder) -> None:
     folder = str(tiny("qwen2-vl"))
@@ -278,7 +310,6 @@ async def test_the_processes_of_a_parent_that_is_killed_end_by_themselves(tiny: 
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("is_tried_again", [True, False])
 async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_no_item_S6(
     is_tried_again: bool, pool: Pool, monkeypatch: pytest.MonkeyPatch
@@ -305,10 +336,9 @@ async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_no_ite
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_an_item_whose_process_is_stopped_is_made_by_another_S29(tiny: Folder) -> None:
     """Control: it stands still for good; without a second try the item is 503."""
-    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=2, timeout_s=1.0)
+    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=2, timeout_s=2.0)
     try:
         await until(lambda: len(pool.pids) == 2, within_s=LOADING_S)
         os.kill(pool.pids[0], signal.SIGSTOP)
@@ -325,7 +355,6 @@ async def test_an_item_whose_process_is_stopped_is_made_by_another_S29(tiny: Fol
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_an_item_that_takes_longer_than_the_limit_is_refused_and_its_process_killed_S6(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +367,6 @@ async def test_an_item_that_takes_longer_than_the_limit_is_refused_and_its_proce
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_pool_that_is_closed_takes_nothing_and_gives_up_what_waits_and_leaves_no_process(pool: Pool) -> None:
     """The last test on the pool: it closes it while processes work or are about to start."""
     with stopped(pool) as pids:
@@ -360,7 +388,7 @@ async def test_a_folder_without_a_model_is_the_operator_s_fault(tmp_path: Path) 
         await Pool.start(tmp_path, TARGET)
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 async def test_processes_that_end_before_they_are_ready_leave_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     descriptors, tasks = open_descriptors(), asyncio.all_tasks()
@@ -371,7 +399,7 @@ async def test_processes_that_end_before_they_are_ready_leave_nothing_behind(tmp
     assert asyncio.all_tasks() == tasks
 
 
-NOTHING = runs_of(Layout(()))
+NOTHING = to_runs(Layout(()))
 
 
 def through_the_pipe(feature: Feature) -> Feature:

@@ -20,7 +20,7 @@ from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import LOADING_S, TARGET, content, picture
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 Folder = Callable[[str], Path]
 ROOM = 2 << 20

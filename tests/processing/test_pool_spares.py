@@ -13,7 +13,8 @@ import pytest
 
 from semel.core import Feature, Media
 from semel.processing.pool.pool import Pool
-from tests.processing.test_pool import LOADING_S, TARGET, ended, picture
+from semel.sizing import usable_cores
+from tests.processing.test_pool import LOADING_S, TARGET, ended, picture, stopped
 from tests.waiting import until
 
 Folder = Callable[[str], Path]
@@ -35,7 +36,6 @@ async def spare_of(pool: Pool) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_process_killed_during_200_requests_costs_none_of_them_and_a_second_D3(pool: Pool) -> None:
     spare, replaced = await spare_of(pool), pool.replaced
     room = asyncio.Semaphore(16)
@@ -63,7 +63,6 @@ async def test_a_process_killed_during_200_requests_costs_none_of_them_and_a_sec
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_spare_that_dies_costs_nothing_and_another_is_started_D3(pool: Pool) -> None:
     spare, pids, replaced = await spare_of(pool), pool.pids, pool.replaced
     os.kill(spare, signal.SIGKILL)
@@ -71,6 +70,45 @@ async def test_a_spare_that_dies_costs_nothing_and_another_is_started_D3(pool: P
     assert (await pool.process(picture(56, 56))).layout.num_embeds == 4
     assert await spare_of(pool) != spare
     assert (pool.pids, pool.replaced) == (pids, replaced)
+
+
+@pytest.mark.slow
+async def test_a_request_with_many_items_does_not_keep_one_with_one_waiting_D3(pool: Pool) -> None:
+    """The processes stand still until all wait; then the order in which items are begun is that in which they end."""
+    order: list[str] = []
+
+    async def process(name: str, group: str) -> None:
+        await pool.process(picture(56, 56), group=group)
+        order.append(name)
+
+    with stopped(pool) as pids:
+        begun = [asyncio.create_task(process("begun", "many")) for _ in pids]
+        many = [asyncio.create_task(process("many", "many")) for _ in range(40)]
+        one = asyncio.create_task(process("one", "one"))
+        await asyncio.sleep(0)
+    await asyncio.gather(*begun, *many, one)
+    assert order.index("one") <= len(pids) + 3
+
+
+@pytest.mark.slow
+async def test_items_without_a_group_take_turns_in_the_order_in_which_they_came_D3(pool: Pool) -> None:
+    """One process stands still with the second item, so that the other ends items in the order in which it begins."""
+    await until(
+        lambda: len(pool.pids) == 2 and all(child.free for child in pool.processes.children), within_s=LOADING_S
+    )
+    ended_ones: list[int] = []
+
+    async def process(number: int) -> None:
+        await pool.process(picture(56, 56))
+        ended_ones.append(number)
+
+    with stopped(pool) as (first, _):
+        tasks = [asyncio.create_task(process(number)) for number in range(20)]
+        await asyncio.sleep(0)
+        os.kill(first, signal.SIGCONT)
+        await until(lambda: len(ended_ones) == 19)
+    await asyncio.gather(*tasks)
+    assert ended_ones == [0, *range(2, 20), 1]
 
 
 def test_the_quota_of_a_container_bounds_the_processes(tmp_path: Path) -> None:
@@ -89,7 +127,6 @@ def test_the_quota_of_a_container_bounds_the_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_a_spare_loads_at_low_priority_and_then_works_at_that_of_the_pool_D3(pool: Pool) -> None:
     """Threads have priorities of their own: the one that serves must have kept its."""
     await spare_of(pool)

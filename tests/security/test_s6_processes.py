@@ -58,7 +58,6 @@ async def crash(pool: Pool, media: Media, number: int, tenant: str = "") -> Base
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_every_process_has_a_limit_of_memory_that_the_kernel_keeps_S6(pool: Pool) -> None:
     (pid,) = pool.pids
     limit = data_limit(pid)
@@ -67,7 +66,6 @@ async def test_every_process_has_a_limit_of_memory_that_the_kernel_keeps_S6(pool
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_memory_beyond_the_limit_costs_one_request_and_no_process_S6(pool: Pool) -> None:
     pids, media = pool.pids, bomb(12_000)
     assert len(media.data) < 100_000
@@ -109,7 +107,6 @@ def test_a_process_that_is_used_up_says_so_in_its_last_answer_S6(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_a_process_that_gives_up_its_place_takes_no_item_with_it_S6(pool: Pool) -> None:
     """The next item waits already. A pool that gives it to a process about to end has it fail, and suspects it."""
@@ -130,7 +127,6 @@ async def test_a_process_that_gives_up_its_place_takes_no_item_with_it_S6(pool: 
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("mime", "options"),
     [("image/" + "a" * (17 << 20), {}), (None, {"size": "a" * (17 << 20)}), ("image/png", {"size": [1] * (17 << 20)})],
@@ -145,6 +141,21 @@ async def test_words_about_an_item_that_are_too_many_are_refused_and_the_process
     naive = encode(Work(0, "image", mime, options), 1)
     with pytest.raises(ProtocolError):  # what ends the process of a pool that sends it all the same
         read_header(naive[:HEADER_BYTES], max_payload_bytes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_media_whose_process_is_killed_are_never_refused_for_it_S6(pool: Pool) -> None:
+    """The kernel kills for want of memory, and so do people: the item may be innocent.
+
+    The wrong implementation took a kill for a suspicion, and refused the item after the second.
+    """
+    media = picture(112, 84)
+    for _ in range(2):
+        await until(lambda: len(pool.pids) == 1, within_s=90)
+        made = await crash(pool, media, signal.SIGKILL)
+        assert isinstance(made, Feature)
+        assert made.layout.num_embeds == 12
 
 
 @pytest.mark.slow
@@ -192,7 +203,6 @@ def test_nothing_is_read_behind_the_last_channel_of_a_clip_S6() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 async def test_an_image_of_a_format_that_is_not_listed_is_not_opened_S6(pool: Pool) -> None:
     """CVE-2026-22778. Pillow, left alone, opens it."""
     data = encode_image(Image.new("RGB", (64, 64)), "JPEG2000")

@@ -28,7 +28,7 @@ from semel.settings import create_key
 from tests.conftest import Folder
 from tests.serve.served import SEMEL, Served, image_url, sum_of, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 START_S = 240.0
 STREAMS = 24
@@ -182,7 +182,7 @@ def test_a_frontend_that_is_not_ready_any_more_takes_requests_for_the_drain_dela
     create_key(tmp_path / "key")
     flags = ("--fleet-key-file", str(tmp_path / "key"), "--drain-delay-s", delay_s)
     with (
-        started(tmp_path, "testing", "worker", model, "--listen", address, "--rate", "100", *flags) as worker,
+        started(tmp_path, "testing", "worker", model, "--listen", address, "--rate", str(RATE), *flags) as worker,
         started(
             tmp_path,
             "frontend",

@@ -18,7 +18,7 @@ from semel.lab.bench.ports import free_port
 from tests.serve.served import Served, until
 from tests.serve.test_draining import started, until_ready
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 KEY = "token-abc123"
 CONFIG = "root-path: /llm\nuvicorn-log-level: warning\nport: 1\npreprocessing-processes: 1\nrate: 50\n"

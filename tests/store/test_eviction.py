@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from statistics import median
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_no_turn_of_an_eviction_of_a_thousand_files_is_long() -> None:
     assert len(turns) >= EVICTED // 64
     began = time.thread_time()
     at_once(index.reserving("umbra", EVICTED * SMALLEST_BYTES, 0))
-    assert time.thread_time() - began > TURN_S, "the control shows nothing: all at once is as quick"
+    assert time.thread_time() - began > 4 * median(turns), "the control shows nothing: all at once is as quick"
 
 
 @pytest.mark.parametrize("pauses", [0, 1, 2, 3])

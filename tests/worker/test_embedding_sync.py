@@ -73,6 +73,7 @@ class Host:
         publish_after: int = 2,
         probe: bytes = b"probe",
         ttl_s: int = 3_600,
+        fetch_s: float = SOON_S,
     ) -> None:
         self.engine, self.page = Sink(), TierPage.create()
         region = create_file("test-region")
@@ -85,7 +86,7 @@ class Host:
             cast("Engine", self.engine),
             self.tier,
             lambda identity: SealedStore(KEY, identity, self.nodes, ttl_s),
-            fetch_s=FETCH_S,
+            fetch_s=fetch_s,
             publish_after=publish_after,
             ttl_s=ttl_s,
         )
@@ -191,7 +192,7 @@ async def test_several_sequences_of_one_request_are_encoded() -> None:
 
 async def check_nothing_stays_of_a_late_fetch() -> None:
     blobs = MemoryBlobs()
-    async with published(blobs), running(Host(blobs)) as host:
+    async with published(blobs), running(Host(blobs, fetch_s=FETCH_S)) as host:
         await host.until_up()
         slow = threading_delay(blobs, "get_into", 2 * FETCH_S)
         began = time.monotonic()
@@ -287,7 +288,7 @@ async def test_one_node_of_several_that_was_down_is_tried_again_beside_requests(
 async def is_up_after_a_crowd() -> bool:
     """Whether the store is used after more requests have waited for threads than have got one in time."""
     blobs = MemoryBlobs()
-    async with published(blobs), running(Host(blobs)) as host:
+    async with published(blobs), running(Host(blobs, fetch_s=FETCH_S)) as host:
         await host.until_up()
         get_into: Any = blobs.get_into
         free = threading.Event()

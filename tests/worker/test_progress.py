@@ -17,6 +17,7 @@ from semel.wire.events import Reset
 from semel.wire.zmq import Connected, FrontendLink, WorkerListener
 from semel.worker import progress_watch
 from semel.worker.worker import Worker
+from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY
 from tests.worker.pairing import ITEM_BYTES, Rig, rig
 
@@ -56,20 +57,26 @@ async def test_an_engine_without_a_step_is_killed_and_the_worker_ends_with_the_r
 
 
 @pytest.mark.parametrize("case", ["idle", "switched off", "suspended", "aborted", "first steps"])
-async def test_what_is_no_hang(tmp_path: Path, case: str) -> None:
+async def test_what_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Control: the test above, which differs in nothing else."""
+    now = [0.0]
     async with watched(tmp_path, 0.0 if case == "switched off" else LIMIT_S) as (one, running):
+        progress = one.engine.progress
+        monkeypatch.setattr(progress, "clock", AwakeClock(lambda: now[0], max_gap_s=100.0))
         one.engine.hangs = True
         if case == "first steps":
-            one.engine.progress.steps = FIRST_STEPS - 1
+            progress.steps = FIRST_STEPS - 1
         if case == "suspended":
-            one.engine.progress.suspend()
+            progress.suspend()
         if case != "idle":
             asking = asyncio.create_task(one.frontends[0].ask(1))
+            await until(lambda: progress._requests > 0)
             if case == "aborted":
-                await asyncio.sleep(LIMIT_S / 3)
+                now[0] = LIMIT_S / 2
                 asking.cancel()
-        await asyncio.sleep(3 * LIMIT_S)
+                await until(lambda: progress._requests == 0)
+        now[0] = 60.0
+        await asyncio.sleep(0.2)  # ten looks
         assert not running.done()
         assert not one.engine.killed
         one.engine.hangs = False

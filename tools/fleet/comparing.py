@@ -15,7 +15,7 @@ from semel.telemetry import metrics
 from tests.serve.served import sum_of, until
 from tools.fleet.counters import Counts, settled
 from tools.fleet.driving import Driver, Reference, Tally, ask_alone
-from tools.fleet.plan import Repeats, plan_repeats
+from tools.fleet.plan import Repeats, draw_images, plan_repeats
 from tools.fleet.processes import ROUND_ROBIN, Fleet, Node
 
 __all__ = ["ROOMY_GB", "Figures", "Frontends", "begin_rivals", "compare", "empty"]

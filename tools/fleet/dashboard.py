@@ -27,7 +27,7 @@ from semel.lab.testing.models import build
 from semel.telemetry.dashboard import PANELS, Panel
 from tests.telemetry.prometheus import Prometheus, running_prometheus
 from tools.fleet.driving import Driver, Tally, ask_alone
-from tools.fleet.plan import Load, plan
+from tools.fleet.plan import Load, draw_images, plan
 from tools.fleet.processes import Fleet, running_fleet
 
 RATE_INTERVAL = "10s"

@@ -38,6 +38,7 @@ from semel.lab.testing.models import build
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.embeddings.redis import Redis, running_redis
 from tests.serve.served import image_url, sum_of
+from tools.fleet.plan import draw_images
 from tools.fleet.processes import Fleet, Node, running_fleet
 
 CHAT: Final = "/v1/chat/completions"

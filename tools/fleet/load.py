@@ -32,7 +32,7 @@ from tools.fleet.bare import running_bare
 from tools.fleet.comparing import ROOMY_GB, Figures, begin_rivals, compare
 from tools.fleet.counters import Counts, settled
 from tools.fleet.driving import Driver, Tally, ask_alone, exchange, token_ids
-from tools.fleet.plan import SIDE, TOKENS, Ask, Load, Repeats, body_of, plan, plan_repeats
+from tools.fleet.plan import SIDE, TOKENS, Ask, Load, Repeats, body_of, draw_images, plan, plan_repeats
 from tools.fleet.processes import Fleet, running_fleet
 from tools.fleet.transports import begin_paths, measure
 

@@ -40,7 +40,7 @@ from semel.processing.pool.pipe import (
     to_made,
     to_payload,
 )
-from semel.processing.pool.prompts import decode_prompt, encode_prompt, payload_of_assembly
+from semel.processing.pool.prompts import decode_prompt, encode_prompt, payload_of_assembly, to_assembly
 from tests.wire.examples import feature_of_rows
 from tools.fuzz.mutation import edited, edited_records
 from tools.fuzz.oracle import bounded, expect
