@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from semel.telemetry import metrics
-from semel.telemetry.metric import Metric
+from semel.telemetry.meter import Metric
 from tests.serve.served import sum_of
 from tools.fleet.processes import Node
 

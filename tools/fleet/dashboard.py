@@ -24,8 +24,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
 from semel.lab.testing.models import build
-from semel.telemetry.dashboard import PANELS, Panel
 from tests.telemetry.prometheus import Prometheus, running_prometheus
+from tools.dashboard import PANELS, Panel
 from tools.fleet.driving import Driver, Tally, ask_alone
 from tools.fleet.plan import Load, draw_images, plan
 from tools.fleet.processes import Fleet, running_fleet

@@ -96,9 +96,9 @@ class Attacker:
         finally:
             writer.transport.abort()
 
-    def head(self, method: str, path: str, *fields: str) -> bytes:
-        """Return the head of a request."""
-        lines = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {self.key}", *fields, "", "")
+    def head(self, method: str, path: str, *fields: str, key: str = "") -> bytes:
+        """Return the head of a request, with the attacker's key or another."""
+        lines = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {key or self.key}", *fields, "", "")
         return "\r\n".join(lines).encode()
 
     async def status(self, reader: asyncio.StreamReader) -> str:

@@ -93,6 +93,6 @@ class Publisher:
                 return
             self._send([delta])
 
-    def _publish(self, deltas: Iterable[StateDelta[Peer]]) -> None:
+    def _send(self, deltas: Iterable[StateDelta[Peer]]) -> None:
         for delta in deltas:
             self._listener.send_all(delta.peers, to_status(delta.announcement, *delta.load))
