@@ -38,16 +38,13 @@ class Core:
         """The bytes of every request that was added."""
 
         self.pace_s = 0.02
-        self.resolves = True
-        """Whether the items of requests are looked up in the cache of the engine core, as it does."""
-
         self._running: dict[str, int] = {}
         self._ended: list[Any] = []
 
     async def add_request_async(self, request: Any) -> None:
         message = self.encoder.encode(request)
         self.messages.append(sum(memoryview(part).nbytes for part in message))
-        if self.resolves and request.mm_features:
+        if request.mm_features:
             features = [SimpleNamespace(mm_hash=one.mm_hash, data=one.data) for one in request.mm_features]
             self.received.get_and_update_features(features)
         if not request.abort_immediately:

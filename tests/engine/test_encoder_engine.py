@@ -100,7 +100,7 @@ NO_PREFIXES = {"enable_prefix_caching": False}
 
 ENGINES = ["stock", "planning, preempting, tier"]
 PREEMPTING = ["cache, preempting", "planning, preempting"]
-"""In CI two configurations of `tests/engine/matrix.py` plan and preempt, without a tier."""
+"""In CI two configurations of `tools/engine/matrix.py` plan and preempt, without a tier."""
 
 NIGHTLY = [
     "cache",
@@ -266,18 +266,6 @@ async def test_totals_after_a_known_sequence_are_the_known_counts(running: Runni
     assert counts == {"queries": 7, "hits": 3, "planned": 4, "evictions": 2, **tier}
     assert (after.resident, after.reclaimable, after.capacity) == (72, 72, STEP_TOKENS)
     assert (after.planning_ns > before.planning_ns) == (running.kind == "planning")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-async def test_b9_free_space_of_an_encoder_decoder_never_exceeds_its_capacity_with_planning(
-    tiny: Callable[[str], Path],
-) -> None:
-    """Without planning: in `test_families`."""
-    async for running in start(
-        "planning", tiny("whisper"), ships=True, max_model_len=448, max_num_batched_tokens=3_200
-    ):
-        await transcribe_and_count(running)
 
 
 async def transcribe_and_count(running: Running) -> None:

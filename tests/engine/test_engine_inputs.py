@@ -16,9 +16,9 @@ from semel.lab.testing.models import FAMILIES
 from tests.engine.engineless import Engineless
 from tests.engine.families import GENERIC
 from tests.engine.family_questions import family_questions, inverted
-from tests.engine.lies import lies
 from tests.engine.parity import Chat
 from tests.engine.rendering import same_embeddings, same_items
+from tools.engine.lies import lies
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

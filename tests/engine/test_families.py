@@ -7,9 +7,7 @@ transformers, which knows neither them nor vLLM; `test_encoder_engine` holds the
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,17 +17,16 @@ from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHE
 from semel.engine.vllm.plugins.lazy_transfer import _LARGE_BYTES
 from semel.errors import FeatureMissing, FeatureRejected
 from semel.media import DecodeLimits, decode_audio
-from semel.processing import to_torch
 from semel.processing.processor import ProcessorKind
 from semel.render import ChatRequest, Rendered
 from tests.engine.engines import Engines, ShippedRig
 from tests.engine.families import FAMILIES, GENERIC, Questions, Wrong, row
-from tests.engine.family_parity import refused_sizes
 from tests.engine.family_questions import TRANSCRIPT_STARTS, family_questions, inverted
-from tests.engine.lies import lies, outcome_of
-from tests.engine.parity import Clip, clip, compare, distinct, draw_image, image_part, random_chat
+from tests.engine.parity import Clip, clip, compare, distinct, image_part, picture, random_chat
 from tests.engine.rendering import compare_renderings, rebuilt
 from tests.engine.test_encoder_engine import Running, transcribe_and_count
+from tools.engine.family_parity import refused_sizes
+from tools.engine.lies import lies, outcome_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -141,25 +138,6 @@ async def test_a_feature_that_lies_is_refused_or_ended_alone_S9(
 @each_generic
 async def test_images_of_any_size_are_answered(rig: ShippedRig) -> None:
     assert await refused_sizes(rig, 30) == {}
-
-
-@only("idefics3")
-async def test_masked_items_are_answered_as_by_transformers(rig: ShippedRig, tiny: Callable[[str], Path]) -> None:
-    import torch
-    from transformers import Idefics3ForConditionalGeneration
-
-    model = Idefics3ForConditionalGeneration.from_pretrained(tiny("idefics3")).eval()
-    for chat in FAMILIES["idefics3"].questions["images"].make()[1:8]:
-        rendered = await rig.render(chat)
-        items = [rendered.features[item.digest] for item in rendered.prompt.items]
-        tensors = {
-            name: torch.cat([to_torch(feature.tensors[name]) for feature in items])[None]
-            for name in ("pixel_values", "pixel_attention_mask")
-            if items
-        }
-        ids = torch.tensor([list(rendered.prompt.token_ids)])
-        tokens = model.generate(input_ids=ids, **tensors, max_new_tokens=12, min_new_tokens=12, do_sample=False)
-        assert tuple(tokens[0, ids.shape[1] :].tolist()) == (await rig.answer(rendered)).token_ids
 
 
 @only("idefics3")

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from semel.errors import EngineDead
-from semel.lab.testing.models import FAMILIES as TINY
 from tests.engine.engines import Start, running_as_worker
-from tests.engine.families import FAMILIES, GENERIC, Change
+from tests.engine.families import FAMILIES, Change
 from tests.engine.hostile import CONTRADICTIONS, MISFITS, disguised, is_ended_alone, outcomes, unchecked
 from tests.engine.parity import running
 
@@ -36,27 +35,6 @@ async def test_an_engine_without_the_guard_dies_for_everybody_S9(
             for asked in (disguised(good, change), good):
                 with pytest.raises(EngineDead):
                     await rig.answer(asked)
-
-
-@pytest.mark.parametrize("family", GENERIC)
-async def test_a_generic_family_without_the_guard_dies_for_everybody_S9(
-    tiny: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the lies in `test_families`: vLLM's own worker, and no check before it."""
-    serving = TINY[family].serving
-    flags = {
-        "limit_mm_per_prompt": dict(serving.max_items),
-        "max_model_len": serving.max_model_len,
-        "trust_remote_code": "--trust-remote-code" in serving.flags,
-    }
-    async with running(tiny(family), worker_cls="auto", **flags) as rig:
-        good = await rig.render(FAMILIES[family].good())
-        await rig.answer(good)
-        unchecked(rig, monkeypatch)
-        async with asyncio.timeout(120):
-            for prompt in (disguised(good, MISFIT), good):
-                with pytest.raises(EngineDead):
-                    await rig.answer(prompt)
 
 
 async def test_with_tensor_parallelism_and_asynchronous_scheduling_it_is_ended_alone_S9(

@@ -20,7 +20,7 @@ import pytest
 from semel.core import Digest, Feature, FeatureInfo, Submission
 from semel.engine.vllm.compat.internals import encoder_arguments
 from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
-from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
+from semel.errors import FeatureMissing, FeatureRejected
 from semel.render import ChatRequest, Rendered
 from tests.engine.families import WRONG_QWEN2_VL
 from tests.engine.parity import GREEDY, Answer, Rig, draw_image, image_part, joined, running
@@ -138,10 +138,6 @@ async def asker(started: Asker) -> AsyncIterator[Asker]:
     assert started.llm.get_num_unfinished_requests() == 0
 
 
-async def test_the_contract_says_what_the_cache_holds(asker: Asker) -> None:
-    assert asker.engine.contract.cache_bytes == asker.engine.item_cache.capacity == CACHE_BYTES
-
-
 async def test_a_repeat_by_digest_alone_is_answered_as_with_its_data_and_hardly_costs_a_byte_D1(asker: Asker) -> None:
     rng = np.random.default_rng(1)
     large = await asker.picture(rng, side=280)
@@ -205,31 +201,6 @@ async def test_300_random_requests_by_reference_where_possible_are_answered_as_a
     assert len(asker.engine.item_cache) == 44
 
 
-REFUSED: Mapping[str, Mapping[str, object]] = {
-    "logprobs": {"logprobs": 10_000},
-    "min_tokens": {"min_tokens": 90},
-    "logit_bias": {"logit_bias": {10**9: 1.0}},
-    "regex": {"structured_outputs": {"regex": "("}},
-    "allowed_token_ids": {"allowed_token_ids": [10**9]},
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-async def test_a_refused_request_leaves_no_trace_D3(asker: Asker, kind: str) -> None:
-    """On bare vLLM the next good request for the image fails with HTTP 500."""
-    rendered, other = [await asker.picture(np.random.default_rng(seed)) for seed in (4, 5)]
-    before = await asker.ask(other, other.features)
-    for given in (rendered.features, {}):
-        with pytest.raises((InvalidRequest, FeatureMissing)):
-            await asker.ask(rendered, given, **REFUSED[kind])
-        assert list(asker.engine.item_cache) == list(other.features)
-    expected = await asker.ask(rendered, rendered.features)
-    with pytest.raises(InvalidRequest):
-        await asker.ask(rendered, {}, **REFUSED[kind])
-    assert await asker.by_reference(rendered) == expected
-    assert await asker.by_reference(other) == before
-
-
 async def test_an_engine_core_that_lost_its_items_is_told_of_before_the_first_token_and_repaired_D3(
     asker: Asker,
 ) -> None:
@@ -248,22 +219,6 @@ async def test_an_engine_core_that_lost_its_items_is_told_of_before_the_first_to
     assert [await asker.withholding(prompt) for prompt in prompts] == expected
     assert len(asker.lost) == 1
     assert [await asker.by_reference(prompt) for prompt in prompts] == expected
-
-
-async def test_an_injected_item_is_referred_to_as_if_it_had_been_sent_D6(asker: Asker) -> None:
-    rendered = await asker.picture(np.random.default_rng(9))
-    expected = await asker.ask(rendered, rendered.features)
-    await asker.engine.reset()
-    ((digest, feature),) = rendered.features.items()
-    with asker.weighing() as sent:
-        assert await asker.engine.inject(digest, feature)
-    assert sum(sent) > feature.nbytes
-    assert asker.engine.holding(digest) == FeatureInfo.of(feature)
-    assert asker.llm.get_num_unfinished_requests() == 0
-    with asker.weighing() as sent:
-        assert not await asker.engine.inject(digest, feature)
-        assert await asker.by_reference(rendered) == expected
-    assert sum(sent) < 4_000
 
 
 async def test_100_injections_are_held_or_evicted_in_order_and_the_encoder_does_not_run_D6(asker: Asker) -> None:

@@ -1,4 +1,4 @@
-"""A request with thousands of items beside many streams: the worker's event loop goes on (issue 17.4).
+"""A request with a thousand items: the worker's event loop goes on.
 
 What runs in the worker's process is real, vLLM's part too; only the engine core is not (`coreless`).
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,30 +18,19 @@ from typing import Any
 import pytest
 
 from semel.aio import at_once, in_slices
-from semel.compose.interpreter import tune_interpreter
-from semel.core import Submission
+from semel.core import Digest, Feature, Item, Layout, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.engine.vllm.engine import VllmEngine
 from semel.engine.vllm.requests import intake as request_intake
 from semel.engine.vllm.requests import item_builder
-from semel.engine.vllm.requests.inputs import build_item
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.engine.vllm.requests.item_delivery import BATCH_ITEMS, ItemDelivery
-from semel.wire.zmq import WorkerListener
-from semel.worker.worker import Worker
 from tests.engine.coreless import Core, coreless
 from tests.engine.parity import nothing_due
-from tests.interpreter import restored_interpreter
-from tests.waiting import until
-from tests.wire.examples import KEY
-from tests.worker.many_items import submission_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
 
-STREAMS = 50
-ITEMS = int(os.environ.get("SEMEL_TEST_ITEMS", "8192"))
-ROUNDS = 4
 TICK_S = 0.001
-MAX_GAP_MS = 50
+_GRID = memoryview(b"".join(side.to_bytes(8, "little") for side in (1, 2, 2)))
 THOUSAND = 1_024
 ANSWERS = 16
 
@@ -59,87 +46,40 @@ async def engine_of(folder: Path, items: int) -> AsyncIterator[tuple[VllmEngine,
 
 
 class Gaps:
-    """How late a timer of the event loop goes off: by the wall clock, and by the processor time of the loop's thread.
-
-    The second is the same on a busy machine.
-    """
+    """How much CPU time the loop's thread takes between two timers: the same on a busy machine."""
 
     def __init__(self) -> None:
-        self.wall_ms: list[float] = []
         self.cpu_ms: list[float] = []
 
     async def watch(self) -> None:
-        wall, cpu = time.perf_counter(), time.thread_time()
+        cpu = time.thread_time()
         while True:
             await asyncio.sleep(TICK_S)
-            now, used = time.perf_counter(), time.thread_time()
-            self.wall_ms.append((now - wall - TICK_S) * 1e3)
+            used = time.thread_time()
             self.cpu_ms.append((used - cpu) * 1e3)
-            wall, cpu = now, used
+            cpu = used
 
     def __str__(self) -> str:
-        return "; ".join(
-            f"{name}: longest {max(gaps):.1f} ms, p99 {quantile(gaps, 0.99):.1f} ms"
-            for name, gaps in (("wall clock", self.wall_ms), ("processor time of the loop", self.cpu_ms))
-        )
+        return f"longest {max(self.cpu_ms):.1f} ms"
 
 
-def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))]
+def small_feature(number: int, token: int) -> Feature:
+    """The smallest image of Qwen2-VL: four patches, one token."""
+    pixels = bytearray(4 * 1176)
+    pixels[:8] = number.to_bytes(8, "little")
+    tensors = {
+        "pixel_values": Tensor("uint8", (4, 1176), memoryview(pixels)),
+        "image_grid_thw": Tensor("int64", (3,), _GRID),
+    }
+    return Feature("image", tensors, Layout((token,)))
 
 
-async def gaps_of(folder: Path, sockets: Path, items: int) -> tuple[Gaps, dict[str, Any]]:
-    """The gaps of a worker's loop while one request with so many items comes in beside streams."""
-    address = f"ipc://{sockets}/w.sock"
-    async with AsyncExitStack() as stack:
-        engine, core = await stack.enter_async_context(engine_of(folder, items))
-        stack.enter_context(restored_interpreter())
-        core.resolves = False
-        tune_interpreter()
-        async with WorkerListener(address, key=KEY, contract=engine.contract) as listener:
-            running = asyncio.create_task(Worker(engine, listener).run())
-            command = (
-                sys.executable,
-                "-m",
-                "tests.worker.many_items",
-                address,
-                str(items),
-                str(STREAMS),
-                str(token_of(folder)),
-            )
-            frontend = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-            gaps = Gaps()
-            watching = asyncio.create_task(gaps.watch())
-            try:
-                async with asyncio.timeout(520):
-                    out, _ = await frontend.communicate()
-            finally:
-                if frontend.returncode is None:
-                    frontend.kill()
-                watching.cancel()
-                running.cancel()
-                await asyncio.gather(watching, running, return_exceptions=True)
-    assert frontend.returncode == 0
-    result: dict[str, Any] = json.loads(out)
-    return gaps, result
-
-
-@pytest.mark.alone
-@pytest.mark.slow
-@pytest.mark.nightly  # 40 ms of the limit are vLLM's encoding of one message, and machines differ by more than the rest
-async def test_a_request_of_thousands_of_items_beside_50_streams_does_not_stop_the_worker_s_loop(
-    tiny: Folder, tmp_path: Path
-) -> None:
-    """In the best of a few rounds: other processes of the machine only make gaps longer."""
-    for _ in range(ROUNDS):
-        gaps, result = await gaps_of(tiny("qwen2-vl"), tmp_path, ITEMS)
-        sys.stdout.write(f"\n{ITEMS:,} items: {result['seconds'] / ITEMS * 1e6:,.0f} µs for each; {gaps}\n")
-        assert result["tokens"] == 4
-        assert result["sessions"] == 1, "a session was reset"
-        if max(gaps.wall_ms) <= MAX_GAP_MS:
-            break
-    assert max(gaps.wall_ms) <= MAX_GAP_MS, gaps
-    assert quantile(gaps.wall_ms, 0.99) <= 20, gaps
+def submission_of(name: str, count: int, token: int, **sampling: object) -> Submission:
+    """A prompt of so many distinct items, each behind a token of text."""
+    features = {Digest(number.to_bytes(Digest.size, "big")): small_feature(number, token) for number in range(count)}
+    places = [Placeholder(2 * number + 1, 1) for number in range(count)]
+    prompt = Prompt([7, token] * count, Timeline.decoder(places), tuple(Item("image", digest) for digest in features))
+    return Submission(name, prompt, features, {"max_tokens": 4, **sampling})
 
 
 def token_of(folder: Path) -> int:
@@ -264,30 +204,3 @@ async def test_items_of_several_answers_go_to_the_engine_core_once(started: Star
         patch.setattr(ItemDelivery, "due", nothing_due)
         _, control = await started.submit(several)
     assert [nbytes > features for nbytes in control] == [True] * ANSWERS
-
-
-async def test_a_request_with_many_items_lets_others_have_their_turns_at_the_builder(started: Started) -> None:
-    """The control is a builder that does all items of a request at once: the small one waits for all of them."""
-    many, small = (submission_of(str(count), count, started.token) for count in (THOUSAND, 1))
-
-    async def share_before(turn_s: float) -> float:
-        """How much of the many items was built when the one of the other request was."""
-        count, build = 0, build_item
-
-        def counting(*args: Any) -> Any:
-            nonlocal count
-            count += 1
-            return build(*args)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(item_builder, "_TURN_S", turn_s)
-            patch.setattr(item_builder, "build_item", counting)
-            building = asyncio.create_task(started.engine._builder.build(many))
-            await until(lambda: count > 1)
-            await started.engine._builder.build(small)
-            before = count
-            await building
-        return before / count
-
-    assert await share_before(0.005) < 0.5
-    assert await share_before(60.0) == 1.0

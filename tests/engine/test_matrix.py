@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel.errors import ConfigError
-from tests.engine.children import ROOT, NoResult, json_of
-from tests.engine.matrix import IN_CI, MATRIX, REFUSED, SHIMS, Refused, flags_of
-from tests.engine.matrix_parity import MatrixResult, compare_sides, run_configuration
-from tests.engine.matrix_requests import CONTROLS, random_requests
-from tests.engine.matrix_side import Side
-from tests.engine.sixteen import SIXTEEN, ProbeAnswer
-from tools.engine.matrix_page import HEAD, replace_results, row_of
+from tools.engine.matrix import IN_CI, MATRIX, REFUSED, Refused, flags_of
+from tools.engine.matrix_parity import compare_sides, run_configuration
+from tools.engine.matrix_side import Side
+from tools.engine.sixteen import SIXTEEN, ProbeAnswer
 
 ONE = replace(MATRIX["plain"], has_lies=True, preempts=True)
 FIRST = SIXTEEN[0].name
@@ -77,81 +71,6 @@ def test_two_sides_that_answer_alike_are_right() -> None:
 )
 def test_what_differs_or_was_not_seen_is_a_fault(change: dict[str, Any], words: str) -> None:
     assert [fault for fault in compare_sides(ONE, side(), side(**change)).faults if words in fault]
-
-
-def test_faults_on_both_sides_and_lazy_transfer_where_it_should_be_off_are_faults_too() -> None:
-    dead = side(probes={**side().probes, FIRST: ProbeAnswer(fault="EngineDead")})
-    assert compare_sides(ONE, dead, dead).equal_probes == 15
-    assert "should be off" in compare_sides(replace(ONE, ships=False), side(), side()).faults[0]
-    alike = side(random=dict.fromkeys(side().random, ProbeAnswer((1,))))
-    assert "answers of their own" in compare_sides(ONE, alike, alike).faults[0]
-
-
-def test_a_page_gets_the_rows_that_were_run_and_keeps_the_others_in_the_order_of_the_matrix() -> None:
-    result = compare_sides(ONE, side(), side())
-    rows = {name: row_of(MATRIX[name], replace(result, name=name)) for name in ("tp2", "plain")}
-    page = "# Title\n<!-- begin matrix -->\n<!-- end matrix -->\nbehind\n"
-    page = replace_results(page, {"tp2": rows["tp2"]})
-    page = replace_results(page, {"plain": rows["plain"]})
-    lines = page.splitlines()
-    assert lines == [
-        "# Title", "<!-- begin matrix -->", *HEAD, rows["plain"], rows["tp2"], "<!-- end matrix -->", "behind",
-    ]  # fmt: skip
-    assert "16 of 16 | 9 of 9 (2) |" in rows["tp2"]
-    assert rows["tp2"].count("|") == HEAD[0].count("|")
-    failed = row_of(MATRIX["tp2"], MatrixResult("tp2", faults=["bare: no answers"]))
-    assert failed.count("|") == HEAD[0].count("|")
-    assert "bare: no answers" in failed
-
-
-def test_random_requests_repeat_pictures_abort_some_and_are_the_same_each_time() -> None:
-    requests = random_requests(100)
-    assert [asdict(request) for request in requests] == [asdict(request) for request in random_requests(100)]
-    assert [request.name for request in requests[:30]] == [request.name for request in random_requests(30)]
-    for some in (requests, requests[:20]):
-        assert 0.1 * len(some) <= sum(request.is_aborted for request in some) <= 0.2 * len(some)
-        assert sum(request.answers > 1 for request in some) >= 0.1 * len(some)
-    assert {request.priority for request in requests} == {0, 1, 2, 3}
-    assert CONTROLS.keys() == {plant for one in MATRIX.values() for plant in one.plants}
-
-
-def test_a_shim_changes_a_module_when_it_is_imported_and_only_if_it_is_chosen(tmp_path: Path) -> None:
-    """In another process, with a module in the place of vLLM's."""
-    folder = tmp_path / "vllm" / "platforms"
-    folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").touch()
-    (folder / "__init__.py").touch()
-    (folder / "cpu.py").write_text(
-        "class CpuPlatform:\n"
-        "    @classmethod\n"
-        "    def check_and_update_config(cls, config):\n"
-        "        config.scheduler_config.async_scheduling = False\n"
-    )
-    program = (
-        "from types import SimpleNamespace as N\n"
-        "from vllm.platforms.cpu import CpuPlatform\n"
-        "config = N(scheduler_config=N(async_scheduling=True))\n"
-        "CpuPlatform.check_and_update_config(config)\n"
-        "print(config.scheduler_config.async_scheduling)\n"
-    )
-    for chosen, printed in (({"SEMEL_SHIM_ASYNC": "1"}, "True"), ({}, "False")):
-        environment = {**os.environ, "PYTHONPATH": f"{SHIMS}{os.pathsep}{tmp_path}", **chosen}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
-        )
-        assert done.stdout.strip() == printed
-
-
-def test_shims_are_no_part_of_what_is_shipped() -> None:
-    sources = (ROOT / "src").rglob("*.py")
-    assert [path for path in sources if "SEMEL_SHIM" in path.read_text()] == []
-
-
-def test_a_process_that_writes_no_result_is_told_with_its_error(tmp_path: Path) -> None:
-    with pytest.raises(NoResult, match="no answers"):
-        json_of("tests.engine.no_such_module", [], log=tmp_path / "log", deadline_s=60)
-    with pytest.raises(NoResult, match="within 0 s"):
-        json_of("tests.engine.no_such_module", [], log=tmp_path / "log", deadline_s=0)
 
 
 @pytest.mark.engine

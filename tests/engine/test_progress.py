@@ -135,16 +135,6 @@ def test_the_bounds_are_those_of_the_documentation(steps: int, longest_s: float,
     assert watch.is_hung(120.0) is is_hung
 
 
-def test_one_step_of_100_s_ends_nothing_with_the_default() -> None:
-    """Control: with a limit of 20 s it would."""
-    watch, now = watched(10)
-    now[0] += 100.0
-    assert not watch.is_hung(120.0)
-    assert watch.is_hung(20.0)
-    watch.step()
-    assert watch.longest_s == 100.0
-
-
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=40))
 def test_a_clock_counts_of_a_gap_what_its_owner_could_have_been_awake(gaps: list[tuple[bool, float]]) -> None:
     now = 0.0

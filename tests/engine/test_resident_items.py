@@ -331,14 +331,6 @@ def test_where_it_would_save_nothing_lazy_transfer_is_off_and_one_line_of_the_lo
     assert [said in line for line in caplog.messages] == [True] * bool(said)
 
 
-def test_vllm_s_way_is_vllm_s_way_also_with_planning(make: MakeFeature, caplog: pytest.LogCaptureFixture) -> None:
-    """`--disable-lazy-mm-transfer --encoder-planning`: semel's scheduler over a worker that takes no late items."""
-    stepped = make("planning", worker_cls=GUARDED_WORKER)
-    assert stepped.scheduler._lazy_transfer is None
-    assert make("planning", worker_cls=LAZY_TRANSFER_WORKER).scheduler._lazy_transfer is not None, "the control"
-    assert "in full" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("is_cpu", "is_cuda", "expected"),
     [(True, False, LAZY_TRANSFER_WORKER), (False, True, LAZY_TRANSFER_WORKER), (False, False, "auto")],
@@ -358,15 +350,6 @@ def test_lazy_transfer_is_on_wherever_semel_s_worker_can_stand_for_vllm_s(
     arguments = parse_engine_flags(str(tiny("qwen2-vl")), [])
     assert arguments.worker_cls == expected
     assert arguments.scheduler_cls == LAZY_TRANSFER_SCHEDULER, "what grammars cost is limited everywhere (threats S27)"
-
-
-def test_an_unknown_vllm_ships_as_it_does_and_the_log_says_so(
-    make: MakeFeature, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("semel.engine.vllm.compat.versions.TESTED", ("0.1",))
-    with caplog.at_level(logging.WARNING, "semel"):
-        assert type(make(**LAZY_TRANSFER).scheduler).__module__.startswith("vllm.")
-    assert "semel's lazy transfer of items was tested with vLLM 0.1, not with 0.32.0" in caplog.text
 
 
 @pytest.mark.parametrize(

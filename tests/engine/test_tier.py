@@ -316,24 +316,6 @@ def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each(tmp
     assert copies.report(Copied()) is None
 
 
-def test_the_calls_of_vllms_own_worker_are_as_they_are_used() -> None:
-    import inspect
-
-    from vllm.distributed.ec_transfer.ec_connector.cpu.common import ECCPUConnectorMetadata, ECCPUWorkerMetadata
-    from vllm.distributed.ec_transfer.ec_connector.cpu.worker import ECCPUWorker
-
-    for method, parameters in (
-        ("save_caches", ["self", "encoder_cache", "mm_hash", "connector_metadata"]),
-        ("start_load_caches", ["self", "encoder_cache", "connector_metadata"]),
-        ("flush_saves", ["self"]),
-        ("build_connector_worker_meta", ["self"]),
-        ("shutdown", ["self"]),
-    ):
-        assert list(inspect.signature(getattr(ECCPUWorker, method)).parameters) == parameters
-    assert {"saves", "loads"} == set(ECCPUConnectorMetadata.__dataclass_fields__)
-    assert {"completed_saves", "completed_loads"} == set(ECCPUWorkerMetadata.__dataclass_fields__)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -15,12 +15,12 @@ import pytest
 from semel.core import Digest, Form, PrefetchedOutput, Submission
 from semel.engine.protocol import StagedOutput
 from semel.engine.tier_events import Reset
-from semel.engine.vllm.tier.host import HostTier
-from semel.errors import FeatureMissing, InvalidRequest
+from semel.engine.vllm.tier.host import HostTier, Staged
+from semel.errors import InvalidRequest
 from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig, Start
 from tests.engine.families import FAMILIES
-from tests.engine.parity import Answer, draw_image, image_part, joined, random_chat, submission
+from tests.engine.parity import Answer, image_part, joined, picture, submission
 from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -120,78 +120,7 @@ async def test_the_control_other_bytes_give_another_answer(fetched: Fetched) -> 
     assert (await fetched.ask(fetched.stage(content=noise.tobytes()).prefetched)).logprobs != fetched.answer.logprobs
 
 
-@pytest.mark.parametrize("fault", ["rows", "width"])
-async def test_what_does_not_fit_is_encoded(fetched: Fetched, fault: str) -> None:
-    rows, width, dtype = fetched.form
-    before = await fetched.rig.totals()
-    form = (rows - 1, width, dtype) if fault == "rows" else (rows, width // 2, dtype)
-    assert await fetched.ask(fetched.stage(form).prefetched) == fetched.answer
-    after = await fetched.rig.totals()
-    assert (after.planned - before.planned, after.tier_prefetched - before.tier_prefetched) == (1, 0)
-    await fetched.is_given_back()
-
-
-async def test_what_came_before_a_reset_is_encoded_after_it(fetched: Fetched) -> None:
-    prefetched = fetched.stage().prefetched
-    await fetched.rig.engine.reset()
-    before = await fetched.rig.totals()
-    assert await fetched.ask(prefetched) == fetched.answer
-    assert (await fetched.rig.totals()).tier_prefetched == before.tier_prefetched
-    await fetched.is_given_back()
-
-
-@pytest.mark.parametrize("outputs", [0, 1])
-async def test_a_request_that_is_aborted_gives_back_what_came_for_it(fetched: Fetched, outputs: int) -> None:
-    stream = await fetched.rig.engine.submit(fetched.submission(fetched.stage().prefetched, max_tokens=64))
-    reading = aiter(stream)
-    for _ in range(outputs):
-        await anext(reading)
-    await stream.close()
-    await fetched.is_given_back()
-
-
-async def test_a_request_that_the_engine_never_gets_gives_back_what_came_for_it(fetched: Fetched) -> None:
-    with pytest.raises(InvalidRequest):
-        await fetched.rig.engine.submit(fetched.submission(fetched.stage().prefetched, max_tokens=10**6))
-    await fetched.is_given_back()
-    by_reference = replace(fetched.submission(fetched.stage().prefetched), features={})
-    with pytest.raises(FeatureMissing):
-        await fetched.rig.engine.submit(by_reference)
-    await fetched.is_given_back()
-
-
-async def test_several_answers_share_nothing_that_came(fetched: Fetched) -> None:
-    before = await fetched.rig.totals()
-    stream = await fetched.rig.engine.submit(
-        fetched.submission(fetched.stage().prefetched, n=2, temperature=1.0, max_tokens=2)
-    )
-    assert {output.index async for output in stream} == {0, 1}
-    await stream.close()
-    assert (await fetched.rig.totals()).tier_prefetched == before.tier_prefetched
-    await fetched.is_given_back()
-
-
 @pytest.mark.parametrize("name", ["ec_transfer_params", "kv_transfer_params"])
 async def test_where_outputs_come_from_is_not_a_frontends_to_say_S26(fetched: Fetched, name: str) -> None:
     with pytest.raises(InvalidRequest, match="extra_args"):
         await fetched.rig.engine.submit(submission(fetched.rendered, extra_args={name: {"arrivals": []}}))
-
-
-async def test_a_storm_of_random_requests_is_answered_as_without_anything_fetched(fetched: Fetched) -> None:
-    rng = np.random.default_rng(8)
-    chats = [random_chat(rng, [image_part(draw_image(rng))]) for _ in range(4)]
-    renderings = [await fetched.rig.render(chat) for chat in chats]
-    expected = [await fetched.rig.answer(one) for one in renderings]
-    saved: dict[Digest, tuple[Form, bytes]] = {}
-    for one in renderings:
-        cached_output = fetched.tier.cached_output(one.prompt.items[0].digest)
-        assert cached_output is not None
-        saved[one.prompt.items[0].digest] = (cached_output.form, b"".join(cached_output.buffers))
-    for _ in range(5):
-        await fetched.rig.engine.reset()
-        for rendering, answer in zip(renderings, expected, strict=True):
-            digest = rendering.prompt.items[0].digest
-            form, content = saved[digest]
-            other = replace(fetched, rendered=rendering, digest=digest, form=form, content=content)
-            assert await other.ask(other.stage().prefetched) == answer
-    await fetched.is_given_back()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -162,32 +160,7 @@ def test_mutant_a_head_that_moves_first_leaves_false_records(monkeypatch: pytest
     assert false_records(harmless) > 0
 
 
-@pytest.mark.slow
-def test_a_real_process_that_is_killed_in_the_middle_leaves_whole_records() -> None:
-    page = TierPage.create()
-    program = (
-        "import sys; from tests.engine.test_tier_page import *\n"
-        "page = TierPage.open(sys.argv[1])\n"
-        "for number in range(1, 10**9): write(page, saved(number))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program, page.path])
-    try:
-        position, seen = 0, 0
-        while seen < 20_000:
-            events, position = page.read(position)
-            for event in events:
-                if isinstance(event, Saved):
-                    seen += 1
-                    assert event == saved(event.transfer)
-            assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
-    events, _ = page.read(max(position, page._cells[0] - 64))
-    assert all(isinstance(event, Saved) and event == saved(event.transfer) for event in events)
-
-
-def test_a_lease_is_done_in_its_own_generation_only_and_never_forgotten() -> None:
+def test_a_ticket_is_done_in_its_own_generation_only_and_never_forgotten() -> None:
     page = TierPage.create()
     first, second = LEASE_SLOTS + 3, 2 * LEASE_SLOTS + 3
     page.use(first)

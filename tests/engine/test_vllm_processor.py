@@ -20,9 +20,7 @@ from semel.media import DecodeLimits
 from semel.processing import HfProcessor, Pool
 from semel.processing.pool.pipe import Description
 from semel.processing.processor import load_processor
-from tests.engine.engines import Engines
-from tests.engine.parity import clip, compare, distinct, draw_image, image_part, random_chat, video
-from tests.engine.test_torn_bytes import SIZE, START
+from tests.engine.parity import clip, picture, video
 
 Folder = Callable[[str], Path]
 
@@ -222,15 +220,3 @@ async def test_auto_gives_an_unknown_family_to_vllm_in_every_process_of_the_pool
             assert made.layout.num_embeds > 36
     finally:
         await pool.close()
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(600)
-async def test_chats_through_vllm_s_processor_are_answered_as_by_vllm_itself(engines: Engines) -> None:
-    rig = await engines.of(START)
-    assert rig.engine.contract.target == Target("float32", "engine", {"size": SIZE})
-    assert rig.engine.contract.fingerprint == rig.pipeline.fingerprint
-    assert rig.engine.contract.fingerprint.startswith("vllm:")
-    rng = np.random.default_rng(0)
-    chats = [random_chat(rng, [image_part(draw_image(rng)) for _ in range(index % 4)]) for index in range(12)]
-    assert distinct(await compare(rig, chats)) >= 0.9

@@ -22,10 +22,10 @@ from typing import Final
 
 from semel.lab.testing.models import FAMILIES, build
 from semel.processing import read_config
-from tests.engine.children import ROOT, NoResult, json_of
-from tests.engine.family_parity import Parity
-from tests.engine.registry import architectures, table
+from tools.engine.children import ROOT, NoResult, json_of
+from tools.engine.family_parity import Parity
 from tools.engine.models_page import HEAD, replace_rows, replace_section, row_of, write_for_doctor
+from tools.engine.registry import architectures, table
 
 PAGE: Final = ROOT / "docs" / "get-started" / "models.md"
 DEADLINE_S: Final = 600
@@ -93,8 +93,8 @@ def runnable() -> list[str]:
 
 
 def ask(family: str, folder: Path) -> Parity | str:
-    """Return what was found of a family, or why nothing was."""
-    module, log = "tests.engine.family_parity", folder.with_suffix(".log")
+    """What was found of a family, or why nothing was."""
+    module, log = "tools.engine.family_parity", folder.with_suffix(".log")
     try:
         return Parity(**json.loads(json_of(module, [family, str(folder)], log=log, deadline_s=DEADLINE_S)))
     except NoResult as error:

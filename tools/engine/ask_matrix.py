@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Final
 
 from semel.lab.testing.models import build
-from tests.engine.children import ROOT
-from tests.engine.matrix import MATRIX, flags_of
-from tests.engine.matrix_parity import MatrixResult, run_configuration
+from tools.engine.children import ROOT
+from tools.engine.matrix import MATRIX, flags_of
 from tools.engine.matrix_page import HEAD, replace_results, row_of
+from tools.engine.matrix_parity import MatrixResult, run_configuration
 
 PAGE: Final = ROOT / "docs" / "internals" / "encoder.md"
 SHOWN_FAULTS: Final = 5

@@ -27,7 +27,7 @@ from semel.processing.processor import Processor, ProcessorKind, load_processor
 from semel.render import ChatRequest, Pipeline
 from tests.engine.engineless import model_of
 from tests.engine.parity import image_part
-from tests.engine.sizes import image_of
+from tools.engine.sizes import image_of
 
 FAMILIES: Final = ("qwen2-vl", "llava")
 KINDS: Final[tuple[ProcessorKind, ...]] = ("hf", "vllm")

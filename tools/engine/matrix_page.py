@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tests.engine.matrix import MATRIX, Configuration
-from tests.engine.matrix_parity import MatrixResult
+from tools.engine.matrix import MATRIX, Configuration
+from tools.engine.matrix_parity import MatrixResult
 from tools.engine.models_page import replace_section
 
 __all__ = ["HEAD", "SECTION", "replace_results", "row_of"]

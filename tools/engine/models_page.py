@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import semel
 from semel.processing.processor import choose_processor
-from tests.engine.family_parity import Parity
+from tools.engine.family_parity import Parity
 
 __all__ = [
     "DOCTOR",

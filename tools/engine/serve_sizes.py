@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from semel.lab.testing.models import FAMILIES, build
-from tests.engine.sizes import image_of, random_sizes
 from tests.serve.served import Served, image_url, serving
+from tools.engine.sizes import image_of, random_sizes
 
 _RIGHT: Final = frozenset({200, 400})
 

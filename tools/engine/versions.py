@@ -31,7 +31,7 @@ from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version, lacks
 from semel.lab.bench.ports import free_port
 from semel.lab.testing.models import build
-from tests.engine.sixteen import SIXTEEN, ProbeAnswer, ask_sixteen, differences
+from tools.engine.sixteen import SIXTEEN, ProbeAnswer, ask_sixteen, differences
 
 __all__ = ["Comparison", "compare", "names_for"]
 

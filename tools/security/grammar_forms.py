@@ -33,9 +33,9 @@ from typing import Any, Final, NamedTuple, Self
 import httpx
 
 from semel.lab.testing.models import build
-from tests.engine.matrix import SHIMS
 from tests.security.test_s27_trial import ORDINARY
 from tests.serve.served import sum_of
+from tools.engine.matrix import SHIMS
 from tools.security.attacker import CHAT, KEYS, chat, text
 from tools.security.target import Target, running
 

@@ -1,4 +1,4 @@
-"""One family on one engine, as `semel worker` starts it: `python -m tests.engine.family_parity FAMILY FOLDER`.
+"""One family on one engine, as `semel worker` starts it: `python -m tools.engine.family_parity FAMILY FOLDER`.
 
 Bare vLLM's answers and semel's are compared, tokens and logprobs. A feature with other values is the control: it must
 be answered otherwise. Features that lie are refused, or end alone. Images of random sizes are answered. Writes one line
@@ -21,10 +21,10 @@ from semel.lab.testing.models import FAMILIES
 from tests.engine.engines import ShippedRig, Start, running_as_worker
 from tests.engine.families import EVICTING
 from tests.engine.family_questions import family_questions, inverted
-from tests.engine.lies import lies, outcome_of
 from tests.engine.parity import Question, image_part, submission
 from tests.engine.rendering import rebuilt
-from tests.engine.sizes import image_of, random_sizes
+from tools.engine.lies import lies, outcome_of
+from tools.engine.sizes import image_of, random_sizes
 
 __all__ = ["Parity", "refused_sizes", "start_of"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.engine.children import NoResult, json_of
-from tests.engine.matrix import SHIMS, Configuration
-from tests.engine.matrix_side import Side, read_side
-from tests.engine.sixteen import SIXTEEN, ProbeAnswer
+from tools.engine.children import NoResult, json_of
+from tools.engine.matrix import SHIMS, Configuration
+from tools.engine.matrix_side import Side, read_side
+from tools.engine.sixteen import SIXTEEN, ProbeAnswer
 
 __all__ = ["MatrixResult", "compare_sides", "run_configuration"]
 
@@ -67,7 +67,7 @@ def run_configuration(one: Configuration, folder: Path, scratch: Path, requests:
         arguments = [one.name, kind, str(folder), str(own), str(min(requests, one.most_requests))]
         try:
             line = json_of(
-                "tests.engine.matrix_side",
+                "tools.engine.matrix_side",
                 arguments,
                 log=scratch / f"{kind}.log",
                 deadline_s=_DEADLINE_S,

@@ -3,8 +3,8 @@
 Bare vLLM and `semel serve` under the same flags must answer each with the same tokens. The requests have what caches
 and batches can get wrong: a new image, it again, it with another text, a large one, two in one prompt, none.
 
-    python -m tests.engine.sixteen http://127.0.0.1:8000                        # print the answers of a server
-    python -m tests.engine.sixteen http://127.0.0.1:8000 http://127.0.0.1:8001  # and where a second one differs
+    python -m tools.engine.sixteen http://127.0.0.1:8000                        # print the answers of a server
+    python -m tools.engine.sixteen http://127.0.0.1:8000 http://127.0.0.1:8001  # and where a second one differs
 """
 
 from __future__ import annotations

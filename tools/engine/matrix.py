@@ -1,7 +1,7 @@
 """The configurations of vLLM in which semel is held to bare vLLM, as data. `scripts/matrix` runs them.
 
 A GPU user gets other configurations by default than a CPU has, and operators add more. Most of them run on a CPU: by
-switches, and by shims that live in `tests/engine/shims` and nowhere else. The V2 model runner runs with Triton's
+switches, and by shims that live in `tools/engine/shims` and nowhere else. The V2 model runner runs with Triton's
 interpreter on a CPU, not CUDA: what is shown is what semel's parts do there, not what a GPU's kernels do.
 """
 

@@ -1,4 +1,4 @@
-"""One side of one configuration: `python -m tests.engine.matrix_side NAME bare|semel FOLDER SCRATCH REQUESTS`.
+"""One side of one configuration: `python -m tools.engine.matrix_side NAME bare|semel FOLDER SCRATCH REQUESTS`.
 
 Starts the engine, asks it everything, and writes one line of JSON with what it answered. `matrix_parity` compares two
 such lines. Bare vLLM is its own `AsyncLLM` with its own rendering; semel is the engine of `semel worker` with semel's
@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from semel.core import Submission
 from semel.engine.vllm.requests import item_delivery
-from tests.engine.eagle_head import write_head
 from tests.engine.engines import ShippedRig, Start, running_as_worker
-from tests.engine.lies import lies, outcome_of
-from tests.engine.matrix import MATRIX, Configuration, flags_of
-from tests.engine.matrix_requests import MatrixRequest, control, random_requests
 from tests.engine.parity import Chat
-from tests.engine.sixteen import SIXTEEN, ProbeAnswer
+from tools.engine.eagle_head import write_head
+from tools.engine.lies import lies, outcome_of
+from tools.engine.matrix import MATRIX, Configuration, flags_of
+from tools.engine.matrix_requests import MatrixRequest, control, random_requests
+from tools.engine.sixteen import SIXTEEN, ProbeAnswer
 
 __all__ = ["Side", "read_side"]
 
