@@ -35,7 +35,7 @@ from semel.web.responses import Readiness, json_response
 from semel.web.server import operator_routes
 from semel.worker.injection import Count, Injectable, inject
 
-__all__ = ["MAX_BODY_BYTES", "AdminKey", "admin_document", "create_admin_app"]
+__all__ = ["MAX_BODY_BYTES", "AdminKey", "Reset", "admin_document", "create_admin_app"]
 
 MAX_BODY_BYTES: Final = 1 << 30
 
