@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.core.keyed_limit import KeyedLimit, _Line, outlasting
+from semel.fairness.limits import KeyedLimit, _Line, outlasting
 from tests.effort import examples
 
 LIMIT = 10
