@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from semel.cache import SMALLEST_BYTES, Cache, LruCache, NoCache, SharedCache, tensor_offsets
-from semel.cache.room import IDLE_S
 from semel.core import Digest, Feature, Layout, Tensor
+from semel.fairness.tenant_lru import IDLE_S
 from tests.cache.examples import assert_equal, described, digest_of, feature_of
 from tests.effort import examples
 

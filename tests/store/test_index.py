@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from semel.cache import room
 from semel.core import Digest
+from semel.fairness.tenant_lru import TenantLru
 from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, FileIndex, NoRoom, newest, renewed
 from tests.effort import examples
@@ -196,7 +196,7 @@ def test_a_tenant_that_comes_later_gets_its_share_of_a_full_store_S21() -> None:
 
 
 def test_mutant_without_shares_the_flood_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.Room, "_idle_lines", lambda self, _: list(self._lines.values()))
+    monkeypatch.setattr(TenantLru, "_idle_lines", lambda self, _: list(self._lines.values()))
     index = FileIndex(CAPACITY)
     fill(index, 0, range(3))
     fill(index, 1, range(100))
