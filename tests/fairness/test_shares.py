@@ -29,7 +29,7 @@ def play(shares: Shares, moves: list[tuple[str, int]]) -> dict[str, int]:
     for tenant, amount in moves:
         if amount < 0:
             amount = min(-amount, amounts[tenant])
-            shares.release(tenant, amount)
+            shares.change(tenant, -amount)
             amounts[tenant] -= amount
             continue
         asking = [other for other in TENANTS if amounts[other] or other == tenant]
@@ -37,10 +37,10 @@ def play(shares: Shares, moves: list[tuple[str, int]]) -> dict[str, int]:
         while (debtor := shares.debtor(tenant, amount)) is not None:
             assert debtor != tenant
             assert amounts[debtor] * len(asking) > CAPACITY  # it has more than its share
-            shares.release(debtor, 1)
+            shares.change(debtor, -1)
             amounts[debtor] -= 1
         if shares.fits(amount):
-            shares.add(tenant, amount)
+            shares.change(tenant, amount)
             amounts[tenant] += amount
         else:
             assert not entitled, "a tenant within its share was refused"

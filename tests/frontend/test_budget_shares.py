@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.errors import Busy, MediaTooLarge, TooManyBytes
-from semel.fairness.claims import Claims
+from semel.fairness.shares import Claims
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
 from tests.effort import examples

@@ -64,14 +64,14 @@ class TenantLru(Generic[_K]):
 
     def charge(self, tenant: str, nbytes: int) -> None:
         """A tenant has so many bytes more, which have to be free."""
-        self.shares.add(tenant, nbytes)
+        self.shares.change(tenant, nbytes)
         if (line := self._lines.get(tenant)) is None:
             line = self._lines[tenant] = _Line()
         line.used_s = self._clock()
 
     def release(self, tenant: str, nbytes: int) -> None:
         """A tenant has so many bytes less."""
-        self.shares.release(tenant, nbytes)
+        self.shares.change(tenant, -nbytes)
         if not self.shares[tenant]:
             del self._lines[tenant]
 

@@ -82,7 +82,7 @@ class FairQueue(Generic[_T]):
 
     def add(self, tenant: str, group: Hashable, item: _T) -> None:
         """Let an item wait, behind all others of its group. There has to be a place."""
-        self._places.add(tenant, 1)
+        self._places.change(tenant, 1)
         if (line := self._lines.get(tenant)) is None:
             self._lines[tenant] = line = _Line()
         line.add(group, item)
@@ -114,6 +114,6 @@ class FairQueue(Generic[_T]):
         self._places = Shares(self._places.capacity)
 
     def _leave(self, tenant: str, line: _Line[_T]) -> None:
-        self._places.release(tenant, 1)
+        self._places.change(tenant, -1)
         if not line.items:
             del self._lines[tenant]
