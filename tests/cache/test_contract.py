@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from time import thread_time
+from dataclasses import dataclass
 from timeit import timeit
 from typing import Any
 
@@ -14,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from semel.cache import SMALLEST_BYTES, Cache, LruCache, NoCache, SharedCache, tensor_offsets
-from semel.cache.room import IDLE_S
 from semel.core import Digest, Feature, Layout, Tensor
+from semel.fairness.tenant_lru import IDLE_S
 from tests.cache.examples import assert_equal, described, digest_of, feature_of
 from tests.effort import examples
+from tests.fairness.model import Model, Piece
 
 Sizes = tuple[int, ...]
 CAPACITY = 1_024
@@ -178,8 +178,16 @@ SIZES = st.lists(st.integers(0, 700), max_size=3).map(tuple)
 TENANTS = "ABC"
 
 
+@dataclass(eq=False)
+class Cached(Piece):
+    """A feature, as the model sees it."""
+
+    number: int = 0
+    sizes: Sizes = ()
+
+
 class CacheMachine(RuleBasedStateMachine):
-    """Any order of calls, with a list of what was used, oldest first, beside the cache."""
+    """Any order of calls; what has to go is the model of all that tenants share."""
 
     kind: str
     tenants: str
@@ -190,117 +198,79 @@ class CacheMachine(RuleBasedStateMachine):
         make, self.charge = KINDS[self.kind]
         self.clock = Clock()
         self.cache = make(capacity, self.clock)
-        self.room = capacity // 64 * 64 if self.kind == "shared" else self.cache.capacity
-        self.used: list[int] = []
-        self.used_s: dict[str, float] = {}
-        self.sizes: dict[int, Sizes] = {}
+        self.model = Model(capacity // 64 * 64 if self.kind == "shared" else self.cache.capacity, IDLE_S)
         self.evictions = 0
 
-    def tenant(self, number: int) -> str:
-        return self.tenants[number % len(self.tenants)]
+    def find(self, number: int) -> Cached | None:
+        cached = [piece for piece in self.model.pieces if isinstance(piece, Cached)]
+        return next((piece for piece in cached if piece.number == number), None)
 
     @rule(number=NUMBERS, sizes=SIZES)
     def put(self, number: int, sizes: Sizes) -> None:
-        sizes, tenant = self.sizes.get(number, sizes), self.tenant(number)
+        tenant, piece = self.tenants[number % len(self.tenants)], self.find(number)
+        sizes = sizes if piece is None else piece.sizes
         assert_equal(self.cache.put(digest_of(number), feature_of(number, *sizes), tenant=tenant), number, sizes)
-        if number in self.used:
-            self.touch(number)
-        elif self.can_have(tenant, self.charge(sizes)):
-            self.make_room(number, self.charge(sizes))
+        nbytes = self.charge(sizes)
+        if piece is not None:
+            self.model.use(piece)
+        elif self.model.fits(nbytes) or self.model.can_have(tenant, nbytes):
+            self.make_room(tenant, nbytes)
             if digest_of(number) in self.cache or not self.may_lack_a_piece():
-                self.used.append(number)
-                self.sizes[number] = sizes
-                self.used_s[tenant] = self.clock()
+                self.model.put(Cached(tenant, nbytes, number=number, sizes=sizes))
 
     def may_lack_a_piece(self) -> bool:
         """Over shared memory, the room may be in pieces, between which are features that another is entitled to."""
         return self.kind == "shared" and len(self.tenants) > 1
 
-    def can_have(self, tenant: str, nbytes: int) -> bool:
-        """Within a share always; above that, if everybody else who asks can have as much."""
-        others = {its: amount for its, amount in self.amounts().items() if its != tenant}
-        asking = [amount for its, amount in others.items() if not self.is_idle(its)]
-        within_share = nbytes * (len(others) + 1) <= self.room
-        return within_share or nbytes + sum(min(amount, nbytes) for amount in asking) <= self.room
-
-    def make_room(self, number: int, nbytes: int) -> None:
+    def make_room(self, tenant: str, nbytes: int) -> None:
         """As few go as it takes; over shared memory, as many as it takes to have the room in one piece."""
-        while sum(self.amounts().values()) + nbytes > self.room:
-            assert self.evict_next(number, nbytes)
-        while self.kind == "shared" and self.evict_next(number, nbytes):
+        while not self.model.fits(nbytes):
+            assert self.evict_next(tenant, nbytes)
+        while self.kind == "shared" and self.evict_next(tenant, nbytes):
             pass
 
-    def evict_next(self, number: int, nbytes: int) -> bool:
+    def evict_next(self, tenant: str, nbytes: int) -> bool:
         """Evict the oldest feature of whoever has to yield, if the cache did; if several have, whichever it took."""
-        for tenant in self.yielding(self.tenant(number), nbytes):
-            oldest = next(one for one in self.used if self.tenant(one) == tenant)
-            if digest_of(oldest) not in self.cache:
-                self.used.remove(oldest)
-                del self.sizes[oldest]
+        for piece in self.model.victims(tenant, nbytes):
+            if isinstance(piece, Cached) and digest_of(piece.number) not in self.cache:
+                self.model.drop(piece)
                 self.evictions += 1
                 return True
         return False
 
-    def yielding(self, tenant: str, nbytes: int) -> list[str]:
-        amounts = self.amounts()
-        others = [its for its in amounts if its != tenant]
-        if idle := [its for its in others if self.is_idle(its)]:
-            since_s = min(self.used_s[its] for its in idle)
-            return [its for its in idle if self.used_s[its] == since_s]
-        wanted = amounts.get(tenant, 0) + nbytes
-        debtors = [its for its in others if amounts[its] > wanted and amounts[its] * (len(others) + 1) > self.room]
-        if debtors:
-            most = max(amounts[its] for its in debtors)
-            return [its for its in debtors if amounts[its] == most]
-        return [tenant] if tenant in amounts else []
-
-    def is_idle(self, tenant: str) -> bool:
-        return self.clock() - self.used_s[tenant] > IDLE_S
-
-    def amounts(self) -> dict[str, int]:
-        amounts: dict[str, int] = defaultdict(int)
-        for number, sizes in self.sizes.items():
-            amounts[self.tenant(number)] += self.charge(sizes)
-        return amounts
-
-    def touch(self, number: int) -> None:
-        self.used.remove(number)
-        self.used.append(number)
-        self.used_s[self.tenant(number)] = self.clock()
-
     @rule(number=NUMBERS)
     def get(self, number: int) -> None:
-        feature = self.cache.get(digest_of(number))
-        if number not in self.used:
+        feature, piece = self.cache.get(digest_of(number)), self.find(number)
+        if piece is None:
             assert feature is None
             return
-        assert_equal(feature, number, self.sizes[number])
-        self.touch(number)
+        assert_equal(feature, number, piece.sizes)
+        self.model.use(piece)
 
     @rule(number=NUMBERS)
     def discard(self, number: int) -> None:
         self.cache.discard(digest_of(number))
-        if number in self.used:
-            self.used.remove(number)
-            del self.sizes[number]
+        if (piece := self.find(number)) is not None:
+            self.model.drop(piece)
 
     @rule(share=st.sampled_from([0.3, 0.7, 1.1]))
     def wait(self, share: float) -> None:
         self.clock.now_s += share * IDLE_S
+        self.model.now_s = self.clock.now_s
 
     @rule()
     def clear(self) -> None:
         self.cache.clear()
-        self.used.clear()
-        self.sizes.clear()
+        self.model.pieces.clear()
 
     @invariant()
     def agree(self) -> None:
-        assert {number for number in range(12) if digest_of(number) in self.cache} == set(self.used)
-        assert len(self.cache) == len(self.used)
-        amounts = self.amounts()
+        have = {number for number in range(12) if digest_of(number) in self.cache}
+        assert have == {number for number in range(12) if self.find(number)}
+        assert len(self.cache) == len(self.model.pieces)
+        amounts = self.model.amounts()
         assert {tenant: n for tenant in self.tenants if (n := self.cache.nbytes_of(tenant))} == amounts
-        assert self.cache.nbytes == sum(amounts.values()) <= self.cache.capacity
+        assert self.cache.nbytes == amounts.total() <= self.cache.capacity
         assert self.cache.evictions == self.evictions
 
     def teardown(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from semel.core import Digest, Form, PrefetchedOutput, Submission
 from semel.engine.protocol import StagedOutput
 from semel.engine.tier_events import Reset
-from semel.engine.vllm.tier.host import HostTier, Staged
+from semel.engine.vllm.tier.host import HostTier, StagedOutput
 from semel.errors import InvalidRequest
 from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig, Start

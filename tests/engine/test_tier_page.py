@@ -160,7 +160,7 @@ def test_mutant_a_head_that_moves_first_leaves_false_records(monkeypatch: pytest
     assert false_records(harmless) > 0
 
 
-def test_a_ticket_is_done_in_its_own_generation_only_and_never_forgotten() -> None:
+def test_a_lease_is_done_in_its_own_generation_only_and_never_forgotten() -> None:
     page = TierPage.create()
     first, second = LEASE_SLOTS + 3, 2 * LEASE_SLOTS + 3
     page.use(first)

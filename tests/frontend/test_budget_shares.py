@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
-from semel.fairness.claims import Claims
+from semel.errors import Busy, MediaTooLarge, TooManyBytes
+from semel.fairness.shares import Claims
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
 from tests.effort import examples
+from tests.fairness.model import Model, Piece
 from tests.waiting import until
 
 TENANTS = ("a", "b", "c", "d")
@@ -31,53 +32,29 @@ class Greedy(Claims[Account]):
 
 @dataclass(eq=False)
 class Holder:
-    """A request of a tenant, as the model sees it."""
+    """A request of a tenant: its place, and its bytes."""
 
-    tenant: str
     account: Account
     task: asyncio.Task[None] | None
     """In the scope in which it can be called back; None if it cannot, as a download."""
 
-    nbytes: int = 0
+    place: Piece
+    bytes: Piece
     brought: int = 0
 
 
 @dataclass
-class Model:
-    """All requests that are open, in the order in which they came."""
+class Requests:
+    """All requests that are open, with the model of all that tenants share: once for places, once for bytes."""
 
     budget: Budget
+    places: Model = field(default_factory=lambda: Model(LIMITS.max_requests))
+    bytes: Model = field(default_factory=lambda: Model(LIMITS.max_bytes))
     holders: list[Holder] = field(default_factory=list)
-    charged: list[Holder] = field(default_factory=list)
-    """Those that have bytes, in the order in which they began to have some."""
-
     calls_back: int = 0
 
-    def yieldable(self, holders: list[Holder], weight: Callable[[Holder], int], other: str, share: int) -> int:
-        """How much a tenant has to give, the newest first, until it has no more than its share."""
-        amount = sum(weight(one) for one in holders if one.tenant == other)
-        given = 0
-        for one in reversed([one for one in holders if one.tenant == other and one.task is not None]):
-            if amount - given <= share:
-                break
-            given += weight(one)
-        return given
-
-    async def ask(
-        self,
-        tenant: str,
-        amount: int,
-        capacity: int,
-        holders: list[Holder],
-        weight: Callable[[Holder], int],
-        take: Callable[[], object],
-    ) -> bool:
+    async def ask(self, model: Model, tenant: str, amount: int, take: Callable[[], object]) -> bool:
         """Ask for so much more, and check what comes of it and who is called back."""
-        amounts = {other: sum(weight(one) for one in holders if one.tenant == other) for other in TENANTS}
-        share = capacity // len({other for other in TENANTS if amounts[other]} | {tenant})
-        missing = sum(amounts.values()) + amount - capacity
-        entitled = amounts[tenant] + amount <= share
-        possible = sum(self.yieldable(holders, weight, other, share) for other in TENANTS if other != tenant)
         try:
             take()
         except Busy:
@@ -85,22 +62,16 @@ class Model:
         else:
             admitted = True
         gone = [one for one in self.holders if one.account.is_called_back]
-        if missing <= 0:
-            assert admitted
-            assert not gone
-        elif entitled and possible >= missing:
-            assert admitted, "a tenant within its share was refused"
-            freed = [weight(one) for one in gone]
-            assert sum(freed) >= missing
-            assert sum(freed) - min(freed) < missing or len({one.tenant for one in gone}) > 1, "one too many"
-            for one in gone:
-                assert one.tenant != tenant
-                assert amounts[one.tenant] > share, "a tenant within its share was called back"
-                newer = holders[holders.index(one) + 1 :]
-                assert all(it in gone or it.task is None for it in newer if it.tenant == one.tenant), "not the newest"
-        else:
-            assert not admitted
-            assert not gone, "called back in vain"
+        pieces = {piece for one in gone for piece in (one.place, one.bytes)}
+
+        def choose(options: list[Piece]) -> Piece:
+            called_back = [piece for piece in options if piece in pieces]
+            assert called_back, "a tenant within its share was refused, or another was called back"
+            return called_back[0]
+
+        revoked = model.revoke(tenant, amount, choose)
+        assert admitted == (revoked is not None), "a tenant within its share was refused, or another one was not"
+        assert len(revoked or ()) == len(gone), "called back in vain"
         for one in gone:
             self.calls_back += 1
             self.forget(one)
@@ -111,24 +82,22 @@ class Model:
 
     def forget(self, one: Holder) -> None:
         self.holders.remove(one)
-        if one in self.charged:
-            self.charged.remove(one)
+        for model, piece in ((self.places, one.place), (self.bytes, one.bytes)):
+            model.pieces = [other for other in model.pieces if other is not piece]
 
     def charge(self, one: Holder, nbytes: int) -> None:
-        if nbytes and not one.nbytes:
-            self.charged.append(one)
-        elif one.nbytes and not nbytes:
-            self.charged.remove(one)
-        one.nbytes = nbytes
+        """Those with bytes stand in the order in which they began to have some."""
+        if nbytes and not one.bytes.amount:
+            self.bytes.pieces.append(one.bytes)
+        elif one.bytes.amount and not nbytes:
+            self.bytes.pieces.remove(one.bytes)
+        one.bytes.amount = nbytes
 
     def check(self) -> None:
-        held = {one.tenant: (0, 0) for one in self.holders}
-        for one in self.holders:
-            nbytes, places = held[one.tenant]
-            held[one.tenant] = nbytes + one.nbytes, places + 1
-            assert one.account.charged == one.nbytes <= LIMITS.max_request_bytes
-        assert self.budget.by_tenant() == held
-        assert self.budget.in_flight == sum(one.nbytes for one in self.holders) <= LIMITS.max_bytes
+        nbytes, places = self.bytes.amounts(), self.places.amounts()
+        assert self.budget.by_tenant() == {tenant: (nbytes[tenant], places[tenant]) for tenant in places}
+        assert all(one.account.charged == one.bytes.amount <= LIMITS.max_request_bytes for one in self.holders)
+        assert self.budget.in_flight == nbytes.total() <= LIMITS.max_bytes
         assert self.budget.requests == len(self.holders) <= LIMITS.max_requests
         assert sum(self.budget.called_back.values()) == self.calls_back
 
@@ -153,57 +122,45 @@ steps = st.lists(
 async def play(moves: Sequence[Step]) -> int:
     """Let requests come, take, let go and end. Returns how many were called back."""
     budget = Budget(LIMITS)
-    model = Model(budget)
+    requests = Requests(budget)
     for kind, tenant, nbytes, index in moves:
         if kind in {"open", "download"}:
-            await come(model, tenant, is_download=kind == "download")
-        elif model.holders:
-            one = model.holders[index % len(model.holders)]
+            await come(requests, tenant, is_download=kind == "download")
+        elif requests.holders:
+            one = requests.holders[index % len(requests.holders)]
             if kind == "keep":
                 one.account.keep(nbytes)
-                model.charge(one, min(one.nbytes, nbytes))
+                requests.charge(one, min(one.bytes.amount, nbytes))
             elif kind == "close":
-                model.forget(one)
+                requests.forget(one)
                 end(one)
             else:
-                await take(model, one, nbytes)
-        model.check()
-    for one in model.holders:
+                await take(requests, one, nbytes)
+        requests.check()
+    for one in requests.holders:
         end(one)
     await asyncio.sleep(0)
     assert (budget.in_flight, budget.requests, budget.by_tenant()) == (0, 0, {})
-    return model.calls_back
+    return requests.calls_back
 
 
-async def come(model: Model, tenant: str, *, is_download: bool) -> None:
+async def come(requests: Requests, tenant: str, *, is_download: bool) -> None:
     opened: list[Account] = []
-    if await model.ask(
-        tenant,
-        1,
-        LIMITS.max_requests,
-        model.holders,
-        lambda _: 1,
-        lambda: opened.append(model.budget.open(tenant)),
-    ):
+    if await requests.ask(requests.places, tenant, 1, lambda: opened.append(requests.budget.open(tenant))):
         task = None if is_download else asyncio.create_task(wait_inside(opened[0]))
         await asyncio.sleep(0)
-        model.holders.append(Holder(tenant, opened[0], task))
+        place, nbytes = Piece(tenant, can_go=not is_download), Piece(tenant, 0, can_go=not is_download)
+        requests.holders.append(Holder(opened[0], task, place, nbytes))
+        requests.places.pieces.append(place)
 
 
-async def take(model: Model, one: Holder, nbytes: int) -> None:
+async def take(requests: Requests, one: Holder, nbytes: int) -> None:
     if one.brought + nbytes > LIMITS.max_request_bytes:
         with pytest.raises(MediaTooLarge, match="--max-request-media-bytes"):
             one.account.take(nbytes)
-    elif await model.ask(
-        one.tenant,
-        nbytes,
-        LIMITS.max_bytes,
-        model.charged,
-        lambda it: it.nbytes,
-        lambda: one.account.take(nbytes),
-    ):
+    elif await requests.ask(requests.bytes, one.bytes.tenant, nbytes, lambda: one.account.take(nbytes)):
         one.brought += nbytes
-        model.charge(one, one.nbytes + nbytes)
+        requests.charge(one, one.bytes.amount + nbytes)
 
 
 def end(one: Holder) -> None:

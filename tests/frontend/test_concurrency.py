@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.core import Keyring, Output
 from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady
-from semel.fairness.claims import Claims
+from semel.fairness.shares import Claims
 from semel.frontend.http.sse import EventFormat, EventStream, event
 from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, Place, RequestLimiter
 from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from semel.core import Target
-from semel.processing.pool.queue import FairQueue
+from semel.fairness.queue import FairQueue
 from tests.conftest import Folder
 from tests.frontend.test_start import Started, started
 from tools.security.hostile import EXPENSIVE, REFUSED, chat, image, jpeg
@@ -114,8 +114,8 @@ def check_a_request_waits_one_turn() -> None:
     queue: FairQueue[int] = FairQueue()
     for item in range(1_000):
         queue.add("tenant", "hostile", item)
-    queue.add("tenant", "good", -1)
-    assert -1 in (queue.take(), queue.take())
+    tenant = queue.add("tenant", "good", -1)
+    assert -1 in (queue.take(tenant), queue.take(tenant))
 
 
 def test_a_request_waits_for_one_item_of_another_and_not_for_all() -> None:
@@ -124,6 +124,6 @@ def test_a_request_waits_for_one_item_of_another_and_not_for_all() -> None:
 
 def test_a_mutant_that_serves_in_the_order_of_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     add = FairQueue.add
-    monkeypatch.setattr(FairQueue, "add", lambda self, tenant, _, item: add(self, tenant, None, item))
+    monkeypatch.setattr(FairQueue, "add", lambda self, name, _, item: add(self, name, None, item))
     with pytest.raises(AssertionError):
         check_a_request_waits_one_turn()

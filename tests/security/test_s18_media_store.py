@@ -18,7 +18,7 @@ from obstore.store import MemoryStore
 
 from semel.cache import LruCache
 from semel.core import Feature, Keyring, Media
-from semel.core.keyed_limit import KeyedLimit
+from semel.fairness.limits import KeyedLimit
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.service import ServedModel

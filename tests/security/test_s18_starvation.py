@@ -229,6 +229,14 @@ def test_json_of_many_small_values_takes_many_times_its_bytes_and_ours_are_charg
     assert asyncio.run(received()) >= held
 
 
+async def test_beside_a_request_with_very_many_items_another_is_not_kept_waiting(app: Rig) -> None:
+    """Groups take turns in the pool (`tests/fairness/test_queue.py`), and the contract bounds the items."""
+    many = {"messages": [{"role": "user", "content": [image_part(number) for number in range(5_000)]}]}
+    attack = asyncio.create_task(app.post(CHAT, many))
+    assert (await app.post(CHAT, json.loads(body(1)))).status_code == 200
+    assert (await attack).status_code == 400
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -18,7 +18,7 @@ import pytest
 
 from semel.cache import LruCache
 from semel.core import Feature, Keyring, Media
-from semel.fairness.claims import Claims
+from semel.fairness.shares import Claims
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from itertools import count
 
 import pytest
 
 from semel.core import Media
 from semel.errors import NotReady, PromptTooLong
+from semel.fairness.queue import FairQueue
+from semel.processing.header import tokens_from_header
 from semel.processing.hf import HfProcessor
 from semel.processing.pool.child import tokens_from_header
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.pool import Pool
-from semel.processing.pool.queue import FairQueue
-from semel.processing.pool.shares import ProcessShares
 from tests.processing.test_pool import TARGET, Folder, picture, stopped
 from tests.waiting import until
 
@@ -27,66 +26,66 @@ class Clock:
         return self.now_s
 
 
+def begin(queue: FairQueue[int], processes: int) -> str:
+    """Give the next item to one of so many processes; the name of its tenant, empty if none may begin."""
+    if (tenant := queue.next_for(processes)) is None:
+        return ""
+    queue.take(tenant)
+    tenant.running += 1
+    return tenant.name
+
+
+def queue_of(*names: str, clock: Clock | None = None) -> FairQueue[int]:
+    queue = FairQueue[int](now=clock or Clock())
+    for number, name in enumerate(names):
+        queue.add(name, number, number)
+    return queue
+
+
 def test_alone_a_tenant_has_all_processes_and_next_to_another_all_but_one() -> None:
-    clock = Clock()
-    shares = ProcessShares(clock)
-    for number in range(4):
-        shares.ask("mallory")
-        assert shares.may_begin("mallory", 4)
-        shares.begin("mallory")
-        assert not shares.several, number
-    shares.ask("alice")
-    assert not shares.may_begin("mallory", 4)
-    assert shares.may_begin("alice", 4)
-    for _ in range(2):
-        shares.end("mallory", 1.0)
-    assert shares.may_begin("mallory", 4)
-    shares.begin("mallory")
-    assert not shares.may_begin("mallory", 4)
+    queue = queue_of(*["mallory"] * 6)
+    assert [begin(queue, 4) for _ in range(4)] == ["mallory"] * 4
+    alice = queue.add("alice", 6, 6)
+    assert [begin(queue, 4) for _ in range(2)] == ["alice", ""]
+    mallory = queue.first()
+    assert mallory is not None
+    alice.running -= 1
+    mallory.running -= 2
+    assert [begin(queue, 4) for _ in range(2)] == ["mallory", ""]
 
 
 def test_a_tenant_that_has_not_asked_for_ten_minutes_needs_no_process() -> None:
     clock = Clock()
-    shares = ProcessShares(clock)
-    shares.ask("alice")
-    shares.leave("alice")
-    shares.ask("mallory")
-    shares.begin("mallory")
-    assert not shares.may_begin("mallory", 2)
+    queue = queue_of("alice", clock=clock)
+    queue.discard("alice", 0)
+    for number in range(3):
+        queue.add("mallory", number, number)
+    assert [begin(queue, 2) for _ in range(2)] == ["mallory", ""]
     clock.now_s = 601.0
-    shares.ask("mallory")
-    assert shares.may_begin("mallory", 2)
+    queue.add("mallory", 3, 3)
+    assert begin(queue, 2) == "mallory"
 
 
 def test_one_process_serves_a_tenant_whoever_else_has_asked() -> None:
-    shares = ProcessShares(Clock())
-    for tenant in ("alice", "mallory"):
-        shares.ask(tenant)
-        assert shares.may_begin(tenant, 1)
+    assert begin(queue_of("alice", "mallory"), 1)
 
 
 def order_of(costs: dict[str, float], items: int, *, by_time: bool) -> list[str]:
     """Which tenants one process serves, if each item of a tenant costs so much."""
-    shares, queue = ProcessShares(Clock()), FairQueue[int]()
-    numbers = count()
-    for name in costs:
-        for _ in range(items):
-            queue.add(name, name, next(numbers))
-            shares.ask(name)
+    queue = queue_of(*[name for name in costs for _ in range(items)])
     served = []
     for _ in range(items):
-        tenant = queue.next_tenant(shares.used_s if by_time else lambda _: 0.0, lambda _: True)
+        tenant = queue.next_for(1)
         assert tenant is not None
         queue.take(tenant)
-        shares.begin(tenant)
-        shares.end(tenant, costs[tenant])
-        served.append(tenant)
+        tenant.used += costs[tenant.name] if by_time else 0
+        served.append(tenant.name)
     return served
 
 
 def test_a_tenant_pays_the_time_that_its_items_take() -> None:
     served = order_of({"mallory": 10.0, "alice": 0.1}, 50, by_time=True)
-    assert served[:3] == ["mallory", "alice", "alice"]
+    assert served[:3] == ["alice", "mallory", "alice"]
     assert served.count("mallory") == 1
 
 
@@ -95,12 +94,12 @@ def test_mutant_turns_by_item_give_an_expensive_tenant_nearly_all_of_the_time() 
 
 
 def test_a_tenant_that_comes_back_has_earned_nothing_by_being_idle() -> None:
-    shares = ProcessShares(Clock())
-    shares.ask("busy")
-    shares.begin("busy")
-    shares.end("busy", 100.0)
-    shares.ask("new")
-    assert shares.used_s("new") == shares.used_s("busy") == 100.0
+    queue = queue_of("busy", "busy")
+    busy = queue.next_for(1)
+    assert busy is not None
+    queue.take(busy)
+    busy.used += 100.0
+    assert queue.add("new", 2, 2).used == busy.used == 100.0
 
 
 TIMEOUT_S = 3.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from semel.core import Digest
 from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, NoRoom, Order, Page
+from tests.fairness.model import Model as Room
+from tests.fairness.model import Piece
 
 OWNERS = ("a" * 16 + "-" + "1" * 32, "a" * 16 + "-" + "2" * 32, "b" * 16 + "-" + "3" * 32)
 
@@ -36,95 +38,67 @@ def charge(nbytes: int) -> int:
     return max(SMALLEST_BYTES, nbytes)
 
 
-@dataclass
+@dataclass(eq=False)
+class Held(Piece):
+    """What an owner is charged: a file, or one that is being written."""
+
+    file: StoredFile | None = None
+
+
 class Model:
-    """Every decision is made by looking at everything."""
+    """Every decision is made by looking at everything: whose files go is the model of all that tenants share."""
 
-    capacity: int
-    idle_s: float
-    files: dict[Digest, StoredFile] = field(default_factory=dict)
-    """Least recently used first."""
-
-    pending: list[tuple[str, int]] = field(default_factory=list)
-    used_s: dict[str, float] = field(default_factory=dict)
-    """When an owner has used the store; only of those that have something in it."""
-
-    def nbytes_of(self, owner: str) -> int:
-        written = [charge(file.nbytes) for file in self.files.values() if file.owner == owner]
-        return sum(written) + sum(charge(nbytes) for one, nbytes in self.pending if one == owner)
+    def __init__(self, capacity: int, idle_s: float) -> None:
+        self.room = Room(capacity, idle_s)
 
     @property
-    def nbytes(self) -> int:
-        return sum(self.nbytes_of(owner) for owner in OWNERS)
+    def held(self) -> dict[Digest, Held]:
+        pieces = [piece for piece in self.room.pieces if isinstance(piece, Held)]
+        return {piece.file.id: piece for piece in pieces if piece.file is not None}
 
-    def owners(self) -> list[str]:
-        return [owner for owner in OWNERS if self.nbytes_of(owner)]
+    @property
+    def files(self) -> dict[Digest, StoredFile]:
+        """Least recently used first."""
+        return {digest: piece.file for digest, piece in self.held.items() if piece.file is not None}
 
-    def share(self, owner: str) -> int:
-        return self.capacity // len({*self.owners(), owner})
+    def nbytes_of(self, owner: str) -> int:
+        return self.room.amounts()[owner]
 
-    def touch(self, owner: str, now_s: float) -> None:
-        self.used_s[owner] = now_s
+    def put(self, file: StoredFile) -> None:
+        self.room.put(Held(file.owner, charge(file.nbytes), file=file))
 
     def get(self, owner: str, digest: Digest, now_s: float) -> StoredFile | None:
-        file = self.files.get(digest)
-        if file is None or file.owner != owner or file.expires_s <= now_s:
+        self.room.now_s = now_s
+        piece = self.held.get(digest)
+        if piece is None or piece.file is None or piece.tenant != owner or piece.file.expires_s <= now_s:
             return None
-        self.files[digest] = self.files.pop(digest)
-        self.touch(owner, now_s)
-        return file
-
-    def oldest_of(self, owner: str) -> StoredFile | None:
-        return next((file for file in self.files.values() if file.owner == owner), None)
-
-    def victim(self, owner: str, nbytes: int, now_s: float) -> StoredFile | None:
-        """Whose file goes: an idle owner's, else that of whoever has the most and too much, else its own."""
-        others = [other for other in self.owners() if other != owner]
-        idle = [one for one, at_s in self.used_s.items() if one in others and at_s < now_s - self.idle_s]
-        if idle := [other for other in idle if self.oldest_of(other)]:
-            return self.oldest_of(min(idle, key=self.used_s.__getitem__))
-        limit = max(self.nbytes_of(owner) + nbytes, self.share(owner))
-        large = [other for other in others if self.nbytes_of(other) > limit and self.oldest_of(other)]
-        if large:
-            return self.oldest_of(max(large, key=lambda other: (self.nbytes_of(other), -OWNERS.index(other))))
-        return self.oldest_of(owner)
+        self.room.use(piece)
+        return piece.file
 
     def reserve(self, owner: str, size: int, now_s: float) -> set[Digest]:
-        nbytes, before = charge(size), dict(self.files)
-        if self.nbytes + nbytes > self.capacity:
-            active = [o for o in self.owners() if o != owner and self.used_s[o] >= now_s - self.idle_s]
-            needed = nbytes + sum(min(self.nbytes_of(other), nbytes) for other in active)
-            if nbytes > self.share(owner) and needed > self.capacity:
-                raise NoRoom
-        gone: set[Digest] = set()
-        while self.nbytes + nbytes > self.capacity:
-            victim = self.victim(owner, nbytes, now_s)
-            if victim is None:
-                self.files = before
-                raise NoRoom  # the order of use is lost, which the machine avoids
-            self.leave(victim.id)
-            gone.add(victim.id)
-        self.pending.append((owner, size))
-        self.touch(owner, now_s)
-        return gone
+        self.room.now_s = now_s
+        room, nbytes, gone = self.room, charge(size), set(self.files)
+        if not room.fits(nbytes) and not room.can_have(owner, nbytes):
+            raise NoRoom
+        while not room.fits(nbytes):
+            room.drop(min(room.victims(owner, nbytes), key=lambda piece: piece.tenant))
+        room.put(Held(owner, nbytes, can_go=False))
+        return gone - set(self.files)
 
     def leave(self, digest: Digest) -> StoredFile | None:
-        file = self.files.pop(digest, None)
-        self.forget_owners()
-        return file
-
-    def forget_owners(self) -> None:
-        self.used_s = {owner: at_s for owner, at_s in self.used_s.items() if self.nbytes_of(owner)}
+        piece = self.held.get(digest)
+        if piece is not None:
+            self.room.drop(piece)
+        return None if piece is None else piece.file
 
     def cancel(self, owner: str, size: int) -> None:
-        self.pending.remove((owner, size))
-        self.forget_owners()
+        pending = [piece for piece in self.room.pieces if not piece.can_go]
+        self.room.drop(next(one for one in pending if (one.tenant, one.amount) == (owner, charge(size))))
 
-    def commit(self, file: StoredFile, now_s: float) -> StoredFile | None:
+    def commit(self, file: StoredFile) -> StoredFile | None:
         self.cancel(file.owner, file.nbytes)
         replaced = self.leave(file.id)
-        self.files[file.id] = file
-        self.touch(file.owner, now_s)
+        self.put(file)
         return replaced
 
     def expire(self, now_s: float) -> set[Digest]:

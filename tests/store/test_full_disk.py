@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from semel.aio import at_once
-from semel.cache.room import Room
 from semel.core import Digest
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
+from semel.fairness.tenant_lru import TenantLru
 from semel.store import store as store_module
 from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, FileIndex, NoRoom
@@ -103,11 +103,11 @@ async def test_mutant_the_oldest_go_whosever_they_are_and_the_tenant_within_its_
 ) -> None:
     store = await store_over(objects, capacity_bytes=CONFIGURED)
 
-    def oldest(room: Room, *_: object) -> Iterator[Digest]:
+    def oldest(room: TenantLru[Digest], *_: object) -> Iterator[Digest]:
         while len(store._index):
             yield next(iter(store._index)).id
 
-    monkeypatch.setattr(Room, "victims", oldest)
+    monkeypatch.setattr(TenantLru, "victims", oldest)
     umbras, _ = await flooded(store)
     assert umbras == []
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from semel.cache import room
 from semel.core import Digest
+from semel.fairness.tenant_lru import TenantLru
 from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, FileIndex, NoRoom, newest, renewed
 from tests.effort import examples
@@ -74,7 +74,7 @@ class IndexMachine(RuleBasedStateMachine):
             return
         if (existing := self.model.files.get(file.id)) is not None:
             file = renewed(file, [existing], -1.0)
-        assert self.index.commit(file) == self.model.commit(file, self.now_s)
+        assert self.index.commit(file) == self.model.commit(file)
 
     @rule(foreign=OWNER, pick=st.integers(0, 20))
     def get(self, foreign: int, pick: int) -> None:
@@ -119,10 +119,10 @@ class IndexMachine(RuleBasedStateMachine):
         """The order of use is lost, and that of the uploads takes its place."""
         now_s = self.tick()
         files = list(self.model.files.values())
-        self.model.files, self.model.used_s = {}, {}
+        self.model = Model(CAPACITY, IDLE_S)
+        self.model.room.now_s = now_s if files else 0.0
         for file in sorted(files, key=lambda file: (file.created_s, file.id)):
-            self.model.files[file.id] = file
-            self.model.touch(file.owner, now_s)
+            self.model.put(file)
         seed.shuffle(files)
         self.index = self.kind(CAPACITY, idle_s=IDLE_S)
         listing = self.index.listing()
@@ -188,15 +188,8 @@ def test_a_tenant_that_floods_the_store_evicts_its_own_files_and_not_those_of_ot
     assert index.nbytes_of(OWNERS[1]) == 5 * SMALLEST_BYTES
 
 
-def test_a_tenant_that_comes_later_gets_its_share_of_a_full_store_S21() -> None:
-    index = FileIndex(CAPACITY)
-    fill(index, 1, range(100))
-    fill(index, 0, range(100))
-    assert index.nbytes_of(OWNERS[0]) == index.nbytes_of(OWNERS[1]) == CAPACITY // 2
-
-
 def test_mutant_without_shares_the_flood_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.Room, "_idle_lines", lambda self, _: list(self._lines.values()))
+    monkeypatch.setattr(TenantLru, "_idle_lines", lambda self, _: list(self._lines.values()))
     index = FileIndex(CAPACITY)
     fill(index, 0, range(3))
     fill(index, 1, range(100))

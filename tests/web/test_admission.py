@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.web.admission import EXPENDABLE, Admission, Place, Stage, _ConnectionsByAddress, mark_evictable
+from semel.web.admission import EXPENDABLE, Admission, Place, Stage, mark_evictable
 from tests.effort import examples
 
 MAX, RESERVE, OF_ADDRESS = 6, 2, 4
@@ -182,26 +182,6 @@ def test_a_mutant_is_found(mutant: type[Admission]) -> None:
     check(made(), SCRIPTS[mutant])
     with pytest.raises(AssertionError):
         check(made(mutant), SCRIPTS[mutant])
-
-
-@given(st.lists(st.tuples(st.sampled_from(ADDRESSES), st.booleans()), max_size=60))
-def test_a_crowd_knows_its_largest_address(steps: Sequence[tuple[str, bool]]) -> None:
-    connections, places = _ConnectionsByAddress(), dict[str, list[Place]]()
-    admission = made()
-    for address, joins in steps:
-        mine = places.setdefault(address, [])
-        if joins:
-            mine.append(Place(admission, address, is_reserved=False))
-            connections.add(mine[-1])
-        elif mine:
-            connections.remove(mine.pop(0))
-        assert len(connections) == sum(map(len, places.values()))
-        largest = connections.oldest_of_largest()
-        most = max(map(len, places.values()))
-        assert (largest is None) == (most == 0)
-        if largest is not None:
-            assert len(places[largest.address]) == most
-            assert largest is places[largest.address][0]
 
 
 def test_a_flood_from_one_address_costs_nobody_else_a_connection_S25() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from semel.cache.protocol import SMALLEST_BYTES
-from semel.cache.room import Room
 from semel.core import Digest, Feature
+from semel.fairness.tenant_lru import TenantLru
 
 __all__ = ["LruCache", "NoCache"]
 
@@ -23,19 +23,19 @@ class LruCache:
     """A cache of the feature objects themselves: `get` returns what was `put`."""
 
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._room = Room(capacity_bytes, clock)
+        self._room: TenantLru[Digest] = TenantLru(capacity_bytes, clock)
         self._entries: dict[Digest, _Entry] = {}
         self._evictions = 0
 
     @property
     def capacity(self) -> int:
         """Maximum size in bytes."""
-        return self._room.capacity
+        return self._room.shares.capacity
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cached features."""
-        return self._room.nbytes
+        return self._room.shares.total
 
     @property
     def evictions(self) -> int:
@@ -52,8 +52,8 @@ class LruCache:
         return f"LruCache({len(self)} features, {self.nbytes:,} of {self.capacity:,} bytes)"
 
     def nbytes_of(self, tenant: str) -> int:
-        """Return the bytes of a tenant's features."""
-        return self._room.nbytes_of(tenant)
+        """Bytes of a tenant's features."""
+        return self._room.shares[tenant]
 
     def get(self, digest: Digest) -> Feature | None:
         """Return the feature, which becomes the most recently used."""
@@ -90,16 +90,16 @@ class LruCache:
     def close(self) -> None:
         """Remove every feature, and cache nothing from now on."""
         self._entries.clear()
-        self._room = Room(0)
+        self._room = TenantLru(0)
 
     def _make_room(self, tenant: str, nbytes: int) -> bool:
         """Evict what has to go; nothing if there would be no room in the end."""
-        if self._room.fits(nbytes):
+        if self._room.shares.fits(nbytes):
             return True
         if not self._room.can_have(tenant, nbytes):
             return False
         victims = self._room.victims(tenant, nbytes)
-        while not self._room.fits(nbytes):
+        while not self._room.shares.fits(nbytes):
             self.discard(next(victims))
             self._evictions += 1
         return True

@@ -1,25 +1,25 @@
-"""Tenants that have asked lately: whether one of them is alone. Pure, the time is passed in and must never go back."""
+"""Tenants that have asked lately: one of them may be alone. Pure: the time is passed in and must never go back."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["RecentTenants"]
-
-_RECENT_S: Final = 600.0
 
 
 class _Seen(NamedTuple):
     tenant: str
-    at_s: float
+    at: float
 
 
 class RecentTenants:
     """The tenant that asked last, and the last one before it: that is enough to know whether any is alone."""
 
-    __slots__ = ("_last", "_other")
+    __slots__ = ("_last", "_other", "_within")
 
-    def __init__(self) -> None:
+    def __init__(self, within: float = 600.0) -> None:
+        """`within` is how long a tenant is thought to come back, in the unit of the clock."""
+        self._within = within
         self._last: _Seen | None = None
         self._other: _Seen | None = None
 
@@ -30,6 +30,6 @@ class RecentTenants:
         self._last = _Seen(tenant, now)
 
     def is_alone(self, tenant: str, now: float) -> bool:
-        """Whether no other tenant has asked within 10 minutes."""
+        """Whether no other tenant has asked lately."""
         other = self._other if self._last is not None and self._last.tenant == tenant else self._last
-        return other is None or now - other.at_s > _RECENT_S
+        return other is None or now - other.at > self._within

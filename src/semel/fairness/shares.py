@@ -1,15 +1,21 @@
-"""Shares of something that tenants use together: bytes, places, items. Pure.
+"""Shares of something that tenants use together: bytes, places, items (threats S21). Pure.
 
 Alone, a tenant may have all of it. While others have or want some, each of them is entitled to an equal share. Nothing
 is kept in reserve. So when it is used up and a tenant wants no more than its share, some other tenant has more than
 that, and has to yield: what it yields, and how, is for the owner of the thing to decide.
+
+With `Claims` it yields its newest claim first, because the least has been done for it. What has more than a share but
+cannot be called back stays; then the tenant is refused, and nobody's claim is called back in vain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
-__all__ = ["Shares"]
+__all__ = ["Claims", "Shares"]
+
+_C = TypeVar("_C")
 
 
 class Shares:
@@ -31,8 +37,12 @@ class Shares:
         """The tenants that have some."""
         return iter(self._amounts)
 
+    def __len__(self) -> int:
+        """How many tenants have some."""
+        return len(self._amounts)
+
     def __repr__(self) -> str:
-        return f"Shares({self.total:,} of {self.capacity:,}, {len(self._amounts):,} tenants)"
+        return f"Shares({self.total:,} of {self.capacity:,}, {len(self):,} tenants)"
 
     def fits(self, amount: int) -> bool:
         """Whether so much is free."""
@@ -53,26 +63,63 @@ class Shares:
             return None
         return max((other for other in self._amounts if other != tenant), key=self._amounts.__getitem__, default=None)
 
-    def add(self, tenant: str, amount: int) -> None:
-        """A tenant has so much more, which has to fit."""
-        assert self.fits(amount), "more than there is"
+    def change(self, tenant: str, by: int) -> None:
+        """A tenant has so much more, which has to fit, or less."""
+        amount, total = self._amounts.get(tenant, 0) + by, self.total + by
+        assert by <= 0 or total <= self.capacity, "more than there is"
+        assert amount >= 0, "more than it has"
+        self.total = total
         if amount:
-            self.total += amount
-            self._amounts[tenant] = self[tenant] + amount
-
-    def release(self, tenant: str, amount: int) -> None:
-        """A tenant has so much less."""
-        left = self[tenant] - amount
-        assert left >= 0, "more than it has"
-        self.total -= amount
-        if left:
-            self._amounts[tenant] = left
+            self._amounts[tenant] = amount
         else:
             self._amounts.pop(tenant, None)
 
-    def change(self, tenant: str, by: int) -> None:
-        """A tenant has so much more, or less."""
-        if by >= 0:
-            self.add(tenant, by)
-        else:
-            self.release(tenant, -by)
+
+class Claims(Generic[_C]):
+    """The shares of tenants, and those of their claims that can be called back."""
+
+    __slots__ = ("_revocable", "shares")
+
+    def __init__(self, capacity: int) -> None:
+        self.shares = Shares(capacity)
+        self._revocable: dict[str, dict[_C, int]] = {}
+        """By tenant: the claims that can be called back, in the order of their age, and what each has."""
+
+    def offer(self, tenant: str, claim: _C, amount: int) -> None:
+        """Let a claim be called back, which has so much. With 0 it cannot be called back any more."""
+        if amount:
+            self._revocable.setdefault(tenant, {})[claim] = amount
+        elif (claims := self._revocable.get(tenant)) is not None:
+            claims.pop(claim, None)
+            if not claims:
+                del self._revocable[tenant]
+
+    def to_revoke(self, tenant: str, amount: int) -> Sequence[_C] | None:
+        """The claims that have to be called back so that a tenant can have `amount` more; None if it cannot have it."""
+        shares = self.shares
+        if shares.fits(amount):
+            return ()
+        if shares.debtor(tenant, amount) is None:
+            return None
+        share = shares.share(tenant)
+        amounts = {other: shares[other] for other in self._revocable if other != tenant}
+        newest: dict[str, Iterator[tuple[_C, int]]] = {
+            other: reversed(self._revocable[other].items()) for other in amounts
+        }
+        revoked: list[_C] = []
+        missing = shares.total + amount - shares.capacity
+        while missing > 0:
+            debtor = max(amounts, key=amounts.__getitem__, default=None)
+            if debtor is None or amounts[debtor] <= share:
+                return None
+            if (found := next(newest[debtor], None)) is None:
+                del amounts[debtor]
+                continue
+            claim, its_amount = found
+            revoked.append(claim)
+            amounts[debtor] -= its_amount
+            missing -= its_amount
+        return revoked
+
+    def __repr__(self) -> str:
+        return f"Claims({self.shares!r}, {sum(map(len, self._revocable.values())):,} revocable)"

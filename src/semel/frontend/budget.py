@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from typing import Final, Self
 
 from semel.errors import Busy, InvalidRequest, MediaTooLarge, ServiceError, TooManyBytes
-from semel.fairness.claims import Claims
 from semel.fairness.retry import RetryQueue
+from semel.fairness.shares import Claims
 from semel.frontend.limits import BudgetLimits
 from semel.web.revocation import Revocation
 
@@ -84,7 +84,7 @@ class Budget:
                         retry_after_s=retry_after_s,
                     )
                 )
-            self._places.shares.add(tenant, 1)
+            self._places.shares.change(tenant, 1)
         return Account(self, tenant)
 
     def __repr__(self) -> str:
@@ -311,7 +311,7 @@ class Account:
             self._open = False
             self._revocation = None
             self._budget._places.offer(self._tenant, self, 0)
-            self._budget._places.shares.release(self._tenant, 1)
+            self._budget._places.shares.change(self._tenant, -1)
             self._budget._retries.free()
 
     def _set_pinned(self, nbytes: int) -> None:

@@ -1,8 +1,9 @@
 """Index of a media store: its files, expiry and eviction. Pure: no I/O, no clock.
 
-Files are a tenant's property, and tenants share the room as they share a cache's (`semel.cache.room`): alone, a tenant
-has all of it; while others have files, an owner with more than an equal share yields first, its least recently used
-files before others. A file that is being written has its room from the beginning, and cannot be evicted (threats S21).
+Files are a tenant's property, and tenants share the room as they share a cache's (`fairness.tenant_lru`): alone, a
+tenant has all of it; while others have files, whoever has more than an equal share yields first, its least recently
+used files before others. A file that is being written has its room from the beginning, and cannot be evicted (threats
+S21).
 
 On a disk that is smaller than the configured capacity, the capacity is what fits there (`shrinking`, `grow`).
 
@@ -20,8 +21,8 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from semel.aio import at_once
-from semel.cache.room import Room
 from semel.core import Digest
+from semel.fairness.tenant_lru import TenantLru
 from semel.store.file import StoredFile
 
 __all__ = [
@@ -123,7 +124,7 @@ class FileIndex:
     def __init__(self, capacity_bytes: int, *, idle_s: float = IDLE_S) -> None:
         self._now_s = 0.0
         self._max_capacity = capacity_bytes
-        self._room = Room(capacity_bytes, lambda: self._now_s, idle_s=idle_s)
+        self._room: TenantLru[Digest] = TenantLru(capacity_bytes, lambda: self._now_s, idle_s=idle_s)
         self._entries: dict[Digest, _Entry] = {}
         self._ranks: dict[tuple[str, str], list[_Rank]] = {}
         """By owner and purpose, and by owner alone (""): what its files are listed in the order of."""
@@ -144,25 +145,25 @@ class FileIndex:
     @property
     def capacity(self) -> int:
         """All bytes: those that it was made with, or fewer on a full disk."""
-        return self._room.capacity
+        return self._room.shares.capacity
 
     @property
     def is_shrunk(self) -> bool:
-        """True if the capacity is less than it was made with."""
-        return self._room.capacity < self._max_capacity
+        """Whether the capacity is less than it was made with."""
+        return self._room.shares.capacity < self._max_capacity
 
     @property
     def nbytes(self) -> int:
         """The bytes that are charged."""
-        return self._room.nbytes
+        return self._room.shares.total
 
     def fits(self, nbytes: int) -> bool:
-        """Return whether a file of so many bytes has room without another that goes."""
-        return self._room.fits(charged_bytes(nbytes))
+        """Whether a file of so many bytes has room without another that goes."""
+        return self._room.shares.fits(charged_bytes(nbytes))
 
     def nbytes_of(self, owner: str) -> int:
-        """Return the bytes that an owner is charged."""
-        return self._room.nbytes_of(owner)
+        """The bytes that an owner is charged."""
+        return self._room.shares[owner]
 
     def get(self, owner: str, digest: Digest, now_s: float) -> StoredFile | None:
         """Return a file of an owner, which becomes its most recently used; None if it has none, or it is expired."""
@@ -185,13 +186,13 @@ class FileIndex:
         """
         self._now_s = max(now_s, self._now_s)
         left, charged = charged_bytes(nbytes), 0
-        if not self._room.fits(left) and not self._room.can_have(owner, left):
+        if not self._room.shares.fits(left) and not self._room.can_have(owner, left):
             raise NoRoom
         gone: list[StoredFile] = []
         try:
-            while not self._room.fits(left):
+            while not self._room.shares.fits(left):
                 freed = self._evict_some(owner, left, gone)
-                if not self._room.fits(left):
+                if not self._room.shares.fits(left):
                     self._room.charge(owner, freed)
                     charged, left = charged + freed, left - freed
                     yield
@@ -211,7 +212,7 @@ class FileIndex:
         for victim in islice(self._room.victims(owner, nbytes), _EVICTIONS):
             gone.append(file := self._leave(victim))
             freed += charged_bytes(file.nbytes)
-            if self._room.fits(nbytes):
+            if self._room.shares.fits(nbytes):
                 break
         if not freed:
             raise NoRoom  # the rest is being written

@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from semel.core.keyed_limit import KeyedLimit
 from semel.errors import ConfigError, MediaStoreUnavailable
+from semel.fairness.limits import KeyedLimit
 from semel.store.protocol import FRONTEND, Payer
 from semel.telemetry.logs import SampledLog
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Final
 
+from semel.fairness.shares import Shares
+
 __all__ = ["EXPENDABLE", "REASONS", "Admission", "Place", "Stage", "mark_evictable"]
 
 EXPENDABLE: Final = "semel.expendable"
@@ -80,7 +82,9 @@ class Admission:
 
     def __init__(self, max_connections: int, *, reserve: int, max_per_address: int = 0) -> None:
         """`max_per_address` of 0 sets no limit."""
-        self.max_connections = max_connections
+        self.shares = Shares(max_connections)
+        """Connections by address, without the reserved ones."""
+
         self.reserve = reserve
         self.max_per_address = max_per_address
         self.closed: Counter[str] = Counter()
@@ -88,23 +92,19 @@ class Admission:
 
         self._evictable = {stage: _ConnectionsByAddress() for stage in EVICTABLE}
         self._reserved = _ConnectionsByAddress()
-        self._by_address: Counter[str] = Counter()
-        """Connections by address, without the reserved ones."""
-
-        self._total = 0
         self._busy = 0
 
     def __len__(self) -> int:
-        """Return how many connections there are, without the reserved ones."""
-        return self._total
+        """How many connections there are, without the reserved ones."""
+        return self.shares.total
 
     def __repr__(self) -> str:
-        return f"Admission({self._total:,} of {self.max_connections:,}, {len(self._reserved)} reserved)"
+        return f"Admission({self.shares!r}, {len(self._reserved)} reserved)"
 
     @property
     def is_full(self) -> bool:
-        """Return whether another connection can only have the place of one that there is, or a reserved one."""
-        return self._total >= self.max_connections
+        """Whether another connection can only have the place of one that there is, or a reserved one."""
+        return not self.shares.fits(1)
 
     def by_stage(self) -> Iterator[tuple[str, int]]:
         """Yield how many connections there are in each stage, and in the reserve."""
@@ -118,7 +118,7 @@ class Admission:
 
         A proxy has connections of many clients: it has no limit of its own.
         """
-        count = self._by_address[address]
+        count = self.shares[address]
         if self.max_per_address and count >= self.max_per_address and not is_proxy:
             reason, victim = "address", self._evictable[Stage.SILENT].oldest_of(address)
         elif self.is_full:
@@ -139,10 +139,7 @@ class Admission:
         place.stage = stage
         if stage is None:
             if not place.is_reserved:
-                self._total -= 1
-                self._by_address[place.address] -= 1
-                if not self._by_address[place.address]:
-                    del self._by_address[place.address]
+                self.shares.change(place.address, -1)
         else:
             self._insert(place)
 
@@ -150,13 +147,13 @@ class Admission:
         """Return the connection that is closed for one more from this address, which has `count`."""
         silent, idle = self._evictable[Stage.SILENT], self._evictable[Stage.IDLE]
         found = silent.oldest_of_largest()
-        if found is not None and (found.address == address or self._by_address[found.address] > count):
+        if found is not None and (found.address == address or self.shares[found.address] > count):
             return found
         if (own := silent.oldest_of(address)) is not None:
             return own
         found = idle.oldest_of_largest()
         # Of two addresses that have the same after it, the one that was there first keeps its connection.
-        if found is not None and self._by_address[found.address] > count + 1:
+        if found is not None and self.shares[found.address] > count + 1:
             return found
         return None
 
@@ -174,8 +171,7 @@ class Admission:
         place.on_eviction()
 
     def _add(self, place: Place) -> Place:
-        self._total += 1
-        self._by_address[place.address] += 1
+        self.shares.change(place.address, 1)
         self._insert(place)
         return place
 

@@ -89,7 +89,7 @@ class HttpServer:
         """Yield the metrics of its connections."""
         for state, count in self._admission.by_stage():
             yield metrics.CONNECTIONS, count, (state,)
-        yield metrics.CONNECTIONS_LIMIT, self._admission.max_connections, ()
+        yield metrics.CONNECTIONS_LIMIT, self._admission.shares.capacity, ()
         for reason in REASONS:
             yield metrics.CONNECTIONS_CLOSED, self._admission.closed[reason], (reason,)
 

@@ -68,7 +68,7 @@ class EngineTurns:
     def samples(self) -> Iterator[Sample]:
         """Yield samples of its metrics."""
         yield metrics.ENGINE_SEQUENCES, self._turns.places, ()
-        yield metrics.ENGINE_WAITING, self._turns.waiting, ()
+        yield metrics.ENGINE_WAITING, len(self._turns.waiting), ()
 
     def _advance(self) -> None:
         while (turn := self._turns.begin()) is not None:
@@ -91,7 +91,7 @@ class EngineTurns:
         if window is None:
             return
         for present, more, limit in (
-            (self._turns.sequences, sequences, window.max_sequences),
+            (self._turns.sequences.total, sequences, window.max_sequences),
             (self._turns.prompt_tokens, tokens, window.max_prompt_tokens),
         ):
             if limit is not None and present + more > limit:

@@ -19,11 +19,11 @@ from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple, Self
 
-from semel.cache.room import Room
 from semel.cache.shared.arena import Arena, align
 from semel.cache.shared.packing import Head, borrowed_feature, copy_into, packed_bytes, tensor_heads
 from semel.cache.shared.segment import Lease, Segment
 from semel.core import Digest, Feature, Layout, Modality
+from semel.fairness.tenant_lru import TenantLru
 
 __all__ = ["Reservation", "SharedCache"]
 
@@ -85,7 +85,7 @@ class SharedCache:
     def __init__(self, segment: Segment, clock: Callable[[], float] = time.monotonic) -> None:
         self.segment = segment
         self._arena = Arena(segment.size)
-        self._room = Room(self._arena.size, clock)
+        self._room: TenantLru[Digest] = TenantLru(self._arena.size, clock)
         # Evictable entries, and leased ones, whose eviction would free nothing.
         self._idle: dict[Digest, _Entry] = {}
         self._leased: dict[Digest, _Entry] = {}
@@ -149,7 +149,7 @@ class SharedCache:
     def nbytes_of(self, tenant: str) -> int:
         """Return the bytes of a tenant's ranges, including those that are reserved, or evicted and still being read."""
         self._collect()
-        return self._room.nbytes_of(tenant)
+        return self._room.shares[tenant]
 
     def get(self, digest: Digest) -> Feature | None:
         """Return the feature, which becomes the most recently used."""
@@ -314,7 +314,7 @@ class SharedCache:
                 if self._arena.room_beside(self._stuck) < nbytes:
                     return None
                 considered = len(self._stuck)
-            if self._room.fits(nbytes) and self._room.has_others(tenant):  # there is room, but not in one piece
+            if self._room.shares.fits(nbytes) and self._room.has_others(tenant):  # there is room, but not in one piece
                 if unchecked == 0 and not self._can_be_in_one_piece(nbytes, tenant):
                     return None
                 unchecked -= 1

@@ -23,8 +23,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import Busy, DeadlineExceeded, NotReady, ServiceError
-from semel.fairness.claims import Claims
 from semel.fairness.retry import RetryQueue
+from semel.fairness.shares import Claims
 from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import refusal
 from semel.frontend.http.sse import EventStream, stream_ending
@@ -157,7 +157,7 @@ class RequestLimiter:
             )
         for place in revoked:
             self._call_back(place)
-        shares.add(tenant, 1)
+        shares.change(tenant, 1)
         if tenant in self._wanted:
             count, until = self._wanted.pop(tenant)
             if count > 1:
@@ -192,7 +192,7 @@ class RequestLimiter:
         place.is_free = True
         place.revocation = None
         self._claims.offer(place.tenant, place, 0)
-        self._claims.shares.release(place.tenant, 1)
+        self._claims.shares.change(place.tenant, -1)
         self._retries.free()
         if self.limits.max_tenant_requests:
             self._retries_of(place.tenant).free()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from semel.core.keyed_limit import outlasting
+from semel.fairness.limits import outlasting
 from semel.media.fetch.address import Address, parse_address
 from semel.media.fetch.policy import AddressScope, MediaPolicy, unreachable
 

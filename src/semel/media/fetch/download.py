@@ -21,8 +21,8 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from semel.core.keyed_limit import KeyedLimit
 from semel.errors import InvalidRequest, MediaNotAllowed, MediaTooLarge, MediaUnavailable
+from semel.fairness.limits import KeyedLimit
 from semel.media.fetch.connector import CheckedConnector, Lookup, look_up
 from semel.media.fetch.freshness import HEADERS, Freshness
 from semel.media.fetch.policy import MediaPolicy, unreachable

@@ -26,6 +26,7 @@ from typing import Any, Final, Self, TypeVar
 from semel.cache import Reservation, SharedCache
 from semel.core import Assembly, Feature, Layout, Media, Modality, Target
 from semel.errors import MediaTooLarge, MediaUndecodable, NotReady, ProtocolError, SemelError, ServiceError
+from semel.fairness.queue import FairQueue, WaitingTenant
 from semel.fairness.retry import RetryQueue
 from semel.media import DecodeLimits, Pieces
 from semel.media.decode.limits import ProcessingLimits
@@ -51,8 +52,6 @@ from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
 from semel.processing.pool.processes import CRASHES, ProcessSet
 from semel.processing.pool.prompts import encode_prompt
 from semel.processing.pool.quarantine import Quarantine
-from semel.processing.pool.queue import FairQueue
-from semel.processing.pool.shares import ProcessShares
 from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
 from semel.processing.sandbox import LAYERS
@@ -104,7 +103,6 @@ class Pool:
         self._retried: set[Job[Any]] = set()
         """Items whose first process was lost."""
 
-        self._shares = ProcessShares()
         self._deadly = Quarantine()
         self._copies = ThreadPoolExecutor(_COPY_THREADS, "semel-staging")
         self._closed = False
@@ -203,8 +201,9 @@ class Pool:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Return how many items wait for a process, by tenant."""
-        return self._waiting.tenants
+        """How many items wait for a process, by tenant."""
+        places = self._waiting.places
+        return {tenant: places[tenant] for tenant in places}
 
     async def process(
         self,
@@ -316,8 +315,7 @@ class Pool:
         if self._waiting.is_full:
             self._make_place(job.tenant)
         self._waiting.add(job.tenant, job.group, job)
-        self._shares.ask(job.tenant)
-        if self._shares.several:
+        if self._waiting.about > 1:
             self.processes.lend_spare()
         self._dispatch()
         try:
@@ -325,7 +323,6 @@ class Pool:
         finally:
             self._waiting.discard(job.tenant, job)
             self._retried.discard(job)
-            self._shares.leave(job.tenant)
 
     def _admit_text(self) -> None:
         if refusal := self.refusal:
@@ -369,18 +366,17 @@ class Pool:
             if not child.free:
                 continue
             if child.quiet:
-                may_begin = partial(self._shares.may_begin, processes=len(self.processes.children))
-                if (tenant := self._waiting.next_tenant(self._shares.used_s, may_begin)) is None:
+                if (tenant := self._waiting.next_for(len(self.processes.children))) is None:
                     return
                 job = self._waiting.take(tenant)
-                self._shares.begin(tenant)
+                tenant.running += 1
                 self._retries.free()
-                child.work = asyncio.create_task(self._work(child, job), context=job.context)
+                child.work = asyncio.create_task(self._work(child, job, tenant), context=job.context)
             else:  # it died while it had nothing to do: that is no item's fault
                 child.work = asyncio.create_task(child.end(within_s=END_TIMEOUT_S))
             child.work.add_done_callback(lambda _: self._dispatch())
 
-    async def _work(self, child: PoolProcess, job: Job[_T]) -> None:
+    async def _work(self, child: PoolProcess, job: Job[_T], tenant: WaitingTenant[Job[Any]]) -> None:
         began, cpu_s = perf_counter(), child.cpu_s
         goes_on = False
         try:
@@ -405,7 +401,8 @@ class Pool:
             job.trace(began)
             # What a process that has ended had used is not known.
             used_s = child.cpu_s - cpu_s if child.running else perf_counter() - began
-            self._shares.end(job.tenant, max(0.0, used_s))
+            tenant.running -= 1
+            tenant.used += max(0.0, used_s)
 
     def _try_again(self, job: Job[Any]) -> bool:
         """Let an item wait once more, for another process; whether it does."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.fairness.recent_tenants import RecentTenants
+
 __all__ = ["FollowingAccounts"]
 
 _SHARE: Final = 0.2
@@ -22,21 +24,20 @@ _MAX_TENANTS: Final = 4_096
 
 
 class FollowingAccounts:
-    """Debts of tenants, and the times of their last requests, in nanoseconds of one clock."""
+    """What each tenant owes. Times are nanoseconds of one clock."""
 
     def __init__(self) -> None:
         self._debts: dict[str, tuple[float, int]] = {}
-        self._seen: dict[str, int] = {}
+        self._tenants = RecentTenants(_ABOUT_NS)
 
     def see(self, tenant: str, now_ns: int) -> None:
         """Note that a tenant has a request."""
-        self._seen[tenant] = now_ns
-        if len(self._seen) > _MAX_TENANTS:
-            self._seen = {name: at for name, at in self._seen.items() if now_ns - at < _ABOUT_NS}
-            self._debts = {name: debt for name, debt in self._debts.items() if name in self._seen}
+        self._tenants.see(tenant, now_ns)
 
     def charge(self, tenant: str, cpu_ns: int, now_ns: int) -> None:
         """Charge CPU time to a tenant."""
+        if len(self._debts) >= _MAX_TENANTS:
+            self._debts = {name: debt for name, debt in self._debts.items() if self.debt_ns(name, now_ns)}
         self._debts[tenant] = min(self.debt_ns(tenant, now_ns) + cpu_ns, _CAPPED_DEBT_NS), now_ns
 
     def debt_ns(self, tenant: str, now_ns: int) -> float:
@@ -45,8 +46,8 @@ class FollowingAccounts:
         return max(0.0, debt_ns - _SHARE * (now_ns - at_ns))
 
     def is_shared(self, tenant: str, now_ns: int) -> bool:
-        """Return whether another tenant had a request within the last seconds."""
-        return any(now_ns - at_ns < _ABOUT_NS for name, at_ns in self._seen.items() if name != tenant)
+        """Whether another tenant had a request within the last seconds."""
+        return not self._tenants.is_alone(tenant, now_ns)
 
     def is_over(self, tenant: str, now_ns: int) -> bool:
         """Return whether a tenant owes too much, and others wait for it."""

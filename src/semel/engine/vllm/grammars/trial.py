@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from semel.core import Submission, tenant_name
-from semel.core.keyed_limit import KeyedLimit
 from semel.core.lru import LruMap
 from semel.engine.vllm.compat.internals import skip_grammar_checks
 from semel.engine.vllm.grammars.child import Outcome, Setup
@@ -40,6 +39,7 @@ from semel.engine.vllm.grammars.content import (
 from semel.engine.vllm.grammars.limits import MAX_CALL_S, TOO_EXPENSIVE, GrammarLimits
 from semel.engine.vllm.grammars.process import GrammarProcess
 from semel.errors import Busy, EngineFailed, InvalidRequest, NotReady
+from semel.fairness.limits import KeyedLimit
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from semel.fairness.queue import FairQueue
 from semel.fairness.turns import EngineWindow, Turn, Turns
 from tests.effort import examples
+from tests.fairness.model import Model, Piece
 from tests.operations import operations
 
 MOST = 32 + 16
@@ -29,11 +32,11 @@ class Fifo(Turns):
     """The wrong implementation: the engine gets everything in order of arrival, as its own queue would."""
 
     def begin(self) -> Turn | None:
-        waiting = [tenant.queue[0] for tenant in self._tenants.values() if tenant.queue]
-        turn = min(waiting, key=lambda turn: turn._key, default=None)
-        if turn is None or self.places + turn.places > WINDOW.sequences:
+        waiting = [tenant for tenant in self.waiting._tenants.values() if tenant.items]
+        tenant = min(waiting, key=lambda tenant: tenant._order[0][1], default=None)
+        if tenant is None or self.places + tenant.next_item.places > WINDOW.sequences:
             return None
-        return self._enter(turn)
+        return self._enter(self.waiting.take(tenant))
 
 
 class Rounds(Turns):
@@ -43,9 +46,9 @@ class Rounds(Turns):
         return super().generate(turn, 0)
 
     def _enter(self, turn: Turn) -> Turn:
-        before = turn._tenant.counter
+        before = turn._tenant.used
         super()._enter(turn)
-        turn._tenant.counter = before + 1
+        turn._tenant.used = before + 1
         return turn
 
 
@@ -53,8 +56,9 @@ class Sorting(Turns):
     """One that looks at every tenant for each decision."""
 
     def begin(self) -> Turn | None:
-        order = sorted((tenant for tenant in self._tenants.values() if tenant.queue), key=lambda one: one.entry[:2])
-        return self._enter(order[0].queue[0]) if order and self._fits(order[0].queue[0], 1) else None
+        waiting = (tenant for tenant in self.waiting._tenants.values() if tenant.items)
+        order = sorted(waiting, key=lambda one: (one.used, one._rank))
+        return self._enter(self.waiting.take(order[0])) if order and self._fits(order[0].next_item, 1) else None
 
 
 @dataclass
@@ -262,82 +266,72 @@ def test_a_mutant_whose_window_is_what_the_engine_runs_lets_it_idle_between_shor
     assert steps_alone(Turns(WINDOW, Clock()), 0, 2) > 1.3 * steps_alone(Turns(None), 0, 2)
 
 
+@dataclass(eq=False)
+class Request(Piece):
+    """A request, as the model sees it."""
+
+    job: Job = field(kw_only=True)
+    turn: Turn = field(kw_only=True)
+    left: int = field(kw_only=True)
+    """Sequences that have not ended."""
+
+    is_ahead: bool = False
+    is_over: bool = False
+
+
 @dataclass
-class Model:
-    """The rules again, each as a sum over everything that ever happened."""
+class WindowModel:
+    """The rules of the window, each as a sum over everything that ever happened, over the model of a queue."""
 
     window: EngineWindow
-    jobs: list[Job] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    states: list[str] = field(default_factory=list)
-    """Of each request: waiting, ahead, running, over."""
-    left: list[int] = field(default_factory=list)
-    """Sequences of each request that have not ended."""
-    counters: dict[str, int] = field(default_factory=dict)
-    since: dict[str, int] = field(default_factory=dict)
-    """The number of the request with which each tenant's queue began."""
-    last: str = ""
+    queue: Model = field(default_factory=lambda: Model(sys.maxsize))
+    requests: list[Request] = field(default_factory=list)
 
-    def numbers(self, *states: str, tenant: str | None = None) -> list[int]:
-        jobs = enumerate(self.jobs)
-        return [number for number, job in jobs if self.states[number] in states and tenant in (None, job.tenant)]
+    def inside(self, tenant: str | None = None) -> list[Request]:
+        """Those that the engine has."""
+        return [one for one in self.requests if not (one.is_waiting or one.is_over) and tenant in (None, one.tenant)]
 
-    def width(self, number: int) -> int:
-        return min(self.jobs[number].sequences, self.window.sequences - self.window.sequences // 8)
+    def width(self, one: Request) -> int:
+        return min(one.job.sequences, self.window.sequences - self.window.sequences // 8)
 
     def places(self, tenant: str | None = None) -> int:
-        inside = self.numbers("ahead", "running", tenant=tenant)
-        return sum(min(self.width(number), self.left[number]) for number in inside)
+        return sum(min(self.width(one), one.left) for one in self.inside(tenant))
 
     def join(self, job: Job, turn: Turn) -> None:
-        if not self.numbers("waiting", tenant=job.tenant):
-            waiting = [self.counters[self.jobs[number].tenant] for number in self.numbers("waiting")]
-            least = min(waiting) if waiting else self.counters.get(self.last, 0)
-            self.counters[job.tenant] = max(self.counters.get(job.tenant, 0), least)
-            self.since[job.tenant] = len(self.jobs)
-        self.jobs.append(job)
-        self.turns.append(turn)
-        self.states.append("waiting")
-        self.left.append(job.sequences)
+        self.requests.append(Request(job.tenant, job=job, turn=turn, left=job.sequences, group=turn))
+        self.queue.wait(self.requests[-1])
 
-    def fits(self, number: int, width: int) -> bool:
-        tenant = self.jobs[number].tenant
-        ahead = self.numbers("ahead")
-        own = [one for one in ahead if self.jobs[one].tenant == tenant]
-        if len(own) >= 2 and sum(self.jobs[one].prompt_tokens for one in ahead) >= 4 * self.window.step_tokens:
+    def fits(self, one: Request, width: int) -> bool:
+        ahead = [it for it in self.inside() if it.is_ahead]
+        own = [it for it in ahead if it.tenant == one.tenant]
+        if len(own) >= 2 and sum(it.job.prompt_tokens for it in ahead) >= 4 * self.window.step_tokens:
             return False
-        about = {job.tenant for job in self.jobs}
-        active = {self.jobs[one].tenant for one in self.numbers("waiting", "ahead", "running") if self.left[one]}
-        short = min(2 * self.window.sequences // self.jobs[number].tokens, self.window.sequences // 2)
+        active = {it.tenant for it in self.requests if it.left and not it.is_over}
+        short = min(2 * self.window.sequences // one.job.tokens, self.window.sequences // 2)
         limit = self.window.sequences + max(short, self.window.sequences // 16)
         share = math.ceil(Fraction(self.window.sequences, max(2, len(active))))
-        if len(about) > 1 and self.places(tenant) + width > share:
+        if len(self.queue.counted) > 1 and self.places(one.tenant) + width > share:
             limit = self.window.sequences - self.window.sequences // 8 + short
         return self.places() + width <= limit
 
-    def next(self) -> int | None:
+    def next(self) -> Request | None:
         """Which request begins now."""
-        waiting = self.numbers("waiting")
-        firsts = {self.jobs[number].tenant: number for number in reversed(waiting)}
-
-        def rank(number: int) -> tuple[int, int]:
-            tenant = self.jobs[number].tenant
-            return self.counters[tenant], -self.since[tenant]
-
-        order = sorted(firsts.values(), key=rank)
-        for number in order:
-            if rank(number)[0] - rank(order[0])[0] > 8 * self.window.sequences:
+        order = self.queue.order()
+        for name in order:
+            one = self.queue.next_of(name)
+            assert isinstance(one, Request)
+            if self.queue.counted[name].used - self.queue.counted[order[0]].used > 8 * self.window.sequences:
                 return None
-            if self.fits(number, self.width(number)):
-                return number
-            if not self.fits(number, 1):
+            if self.fits(one, self.width(one)):
+                return one
+            if not self.fits(one, 1):
                 return None
         return None
 
-    def begin(self, number: int) -> None:
-        self.states[number] = "ahead"
-        self.last = self.jobs[number].tenant
-        self.counters[self.last] += self.jobs[number].prompt_tokens
+    def begin(self, one: Request) -> None:
+        self.queue.take(one)
+        self.queue.counted[one.tenant].used += one.job.prompt_tokens
+        one.is_ahead = True
 
 
 jobs = st.builds(
@@ -353,45 +347,47 @@ moves = st.one_of(
 )
 
 
-def play(turns: Turns, steps: list[Job | tuple[str, int]]) -> Model:
+def play(turns: Turns, steps: list[Job | tuple[str, int]]) -> WindowModel:
     """Requests come, generate, end and are given up at random. Checks every decision against the model."""
     assert turns.window is not None
-    model = Model(turns.window)
+    model = WindowModel(turns.window)
     for step in steps:
         if isinstance(step, Job):
             turn = turns.join(step.tenant, step.prompt_tokens, max_tokens=step.tokens, sequences=step.sequences)
             model.join(step, turn)
         else:
             _move(turns, model, *step)
-        while (number := model.next()) is not None:
-            model.begin(number)
-            assert turns.begin() is model.turns[number], "another request begins than the rules say"
+        while (one := model.next()) is not None:
+            model.begin(one)
+            assert turns.begin() is one.turn, "another request begins than the rules say"
         assert turns.begin() is None, "a request begins that may not"
         assert turns.places == model.places() <= MOST, "the window is exceeded"
-        assert turns.waiting == len(model.numbers("waiting"))
-        assert turns.sequences == sum(model.left)
-        assert turns.prompt_tokens == sum(model.jobs[one].prompt_tokens for one in model.numbers("waiting", "ahead"))
+        assert len(turns.waiting) == len(model.queue.pieces)
+        assert turns.sequences.total == sum(one.left for one in model.requests)
+        unseen = [one.job.prompt_tokens for one in model.requests if one.is_waiting or one.is_ahead]
+        assert turns.prompt_tokens == sum(unseen)
     return model
 
 
-def _move(turns: Turns, model: Model, move: str, which: int) -> None:
-    states = ("waiting", "ahead", "running") if move == "leave" else ("ahead", "running")
-    if not (numbers := model.numbers(*states)):
+def _move(turns: Turns, model: WindowModel, move: str, which: int) -> None:
+    alive = [one for one in model.requests if not one.is_over] if move == "leave" else model.inside()
+    if not alive:
         return
-    number = numbers[which % len(numbers)]
-    turn = model.turns[number]
+    one = alive[which % len(alive)]
     match move:
         case "generate":
-            assert turns.generate(turn, 7) == (model.states[number] == "ahead")
-            model.counters[model.jobs[number].tenant] += 7
-            model.states[number] = "running"
+            assert turns.generate(one.turn, 7) == one.is_ahead
+            model.queue.counted[one.tenant].used += 7
+            one.is_ahead = False
         case "end":
-            turns.end(turn)
-            model.left[number] = max(0, model.left[number] - 1)
+            turns.end(one.turn)
+            one.left = max(0, one.left - 1)
         case _:
-            turns.leave(turn)
-            turns.leave(turn)
-            model.states[number], model.left[number] = "over", 0
+            turns.leave(one.turn)
+            turns.leave(one.turn)
+            if one.is_waiting:
+                model.queue.leave(one)
+            one.is_over, one.is_ahead, one.left = True, False, 0
 
 
 COMES_BACK: list[Job | tuple[str, int]] = [
@@ -411,16 +407,17 @@ COMES_BACK: list[Job | tuple[str, int]] = [
 def test_every_decision_is_the_model_s_whatever_happens_S21(steps: list[Job | tuple[str, int]]) -> None:
     model = play(Turns(WINDOW, Clock()), steps)
     turns = Turns(WINDOW, Clock())
-    for turn in [turns.join(job.tenant, job.prompt_tokens, sequences=job.sequences) for job in model.jobs]:
+    jobs = [one.job for one in model.requests]
+    for turn in [turns.join(job.tenant, job.prompt_tokens, sequences=job.sequences) for job in jobs]:
         while turns.begin() is not None:
             pass
         turns.leave(turn)
-    assert (turns.places, turns.waiting, turns.sequences, turns.prompt_tokens) == (0, 0, 0, 0)
+    assert (turns.places, len(turns.waiting), turns.sequences.total, turns.prompt_tokens) == (0, 0, 0, 0)
 
 
 def test_a_mutant_that_keeps_the_entry_of_a_tenant_that_comes_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    list_again = Turns._list
-    monkeypatch.setattr(Turns, "_list", lambda self, tenant: None if tenant.listed else list_again(self, tenant))
+    list_again = FairQueue._list
+    monkeypatch.setattr(FairQueue, "_list", lambda self, tenant: None if tenant._entry else list_again(self, tenant))
     with pytest.raises(AssertionError, match="another request begins"):
         play(Turns(WINDOW, Clock()), COMES_BACK)
 
@@ -431,14 +428,14 @@ def test_a_tenant_that_comes_back_again_and_again_leaves_nothing_behind(
 ) -> None:
     """It has had more than the tenant that waits before it. The mutant never drops a void entry."""
     if is_mutant:
-        monkeypatch.setattr(Turns, "_drop_void_entries", lambda _: None)
+        monkeypatch.setattr(FairQueue, "_drop_void_entries", lambda _: None)
     turns = Turns(WINDOW, Clock())
     busy = [turns.join("initech", 1), *(turns.join("acme", 1) for _ in range(100))]
     begun(turns)
     turns.generate(busy[0], 100_000)
     for _ in range(10_000):
         turns.leave(turns.join("initech", 1))
-    assert (len(turns._heap) > 100) is is_mutant
+    assert (len(turns.waiting._heap) > 100) is is_mutant
 
 
 def test_a_mutant_that_frees_no_place_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,22 +476,6 @@ def test_while_others_are_about_the_last_eighth_is_theirs_and_alone_again_it_is_
     assert begun(turns) == acme[28:34]
 
 
-def test_a_tenant_that_comes_back_has_no_credit_and_no_debt() -> None:
-    turns = Turns(WINDOW, Clock())
-    busy = [turns.join("acme", 100) for _ in range(60)]
-    begun(turns)
-    for turn in busy[:20]:
-        turns.generate(turn, 10_000)
-    globex = [turns.join("globex", 100) for _ in range(60)]
-    order: list[str] = []
-    for turn in busy[:20]:
-        turns.leave(turn)
-        order += [one._tenant.name for one in begun(turns)]
-    assert len(order) >= 14  # 20 places less the six that only a tenant within its share may have
-    assert abs(order.count("acme") - order.count("globex")) <= 1
-    assert not globex[0].is_waiting
-
-
 def test_prompts_ahead_of_the_engine_are_bounded_by_their_tokens_and_never_stop_it() -> None:
     turns = Turns(WINDOW, Clock())
     sent = [turns.join("acme", 3_000) for _ in range(10)]
@@ -514,20 +495,7 @@ def test_without_names_or_without_a_window_nothing_waits_and_the_order_is_that_o
         for number in range(1_000):
             turn = turns.join(name, 5_000, sequences=1 + number % 40)
             assert turns.begin() is turn
-        assert turns.waiting == 0
-
-
-def test_a_lower_priority_begins_earlier_among_those_of_its_tenant_only() -> None:
-    turns = Turns(EngineWindow(1, 100), Clock())
-    running = [turns.join("acme", 10), turns.join("acme", 10)]
-    assert begun(turns) == running
-    late, early = turns.join("acme", 10, priority=5), turns.join("acme", 10, priority=-5)
-    first = turns.join("globex", 10, priority=100)
-    order = []
-    for turn in (*running, first, early, late):
-        turns.leave(turn)
-        order += begun(turns)
-    assert order == [first, early, late]
+        assert len(turns.waiting) == 0
 
 
 @pytest.mark.parametrize("sequences", [8, 28, 32, 128, 1_000])
