@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec.structs import replace
@@ -20,8 +20,10 @@ _SMALL_DELTA_TOKENS: Final = 64
 _NONE: Final = Details()
 
 
-def deltas_of(request_id: str, output: Output) -> Iterator[Delta]:
+def deltas_of(request_id: str, output: Output) -> Iterable[Delta]:
     """The deltas of one output of a request: several if it has many log probabilities (S18)."""
+    if output.logprobs is None:
+        return (delta_of(request_id, output),)
     return (delta_of(request_id, piece) for piece in _pieces(output))
 
 
