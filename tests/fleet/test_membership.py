@@ -14,8 +14,9 @@ import pytest
 
 from semel.core import Digest, Feature, Submission
 from semel.errors import ConfigError, WorkerLost
-from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
+from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink
 from tests.waiting import until
