@@ -38,10 +38,14 @@ class ChatRenderer:
     assembly: Mapping[Modality, AssemblyKind] = field(default_factory=dict)
     """How the items of a modality enter a prompt; one that is not listed is spliced."""
 
+    _ids: dict[int, Modality] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     def placeholder_ids(self) -> dict[int, Modality]:
         """The ids of the placeholders that are one token, as `expand` needs them."""
-        ids = {modality: self._token_id(modality, text) for modality, text in self.placeholders.items()}
-        return {token: modality for modality, token in ids.items() if token is not None}
+        if not self._ids:
+            ids = {modality: self._token_id(modality, text) for modality, text in self.placeholders.items()}
+            self._ids.update({token: modality for modality, token in ids.items() if token is not None})
+        return self._ids
 
     def splices(self, items: Iterable[Item]) -> bool:
         """Whether replacing placeholder tokens by layouts is all that these items need."""

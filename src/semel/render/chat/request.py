@@ -1,17 +1,11 @@
-"""A chat as a client asks for it, and its tokens."""
+"""A chat as a client asks for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from semel.render.chat.messages import Conversation
-from semel.render.chat.renderer import ChatRenderer
-from semel.render.inline import run
-from semel.render.tokens.tokenizer import TextRoom
-
-__all__ = ["ChatRequest", "tokenize_chat"]
+__all__ = ["ChatRequest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +20,3 @@ class ChatRequest:
     mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
     return_media_ids: bool = False
     """Whether the ids of all items are wanted, by which later chats may name them."""
-
-
-async def tokenize_chat(
-    renderer: ChatRenderer, conversation: Conversation, request: ChatRequest, light: bool, room: TextRoom
-) -> list[int]:
-    """The tokens of a chat, made beside the event loop unless it is `light`."""
-    tokenize = partial(
-        renderer.tokenize,
-        conversation,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        template_kwargs=request.chat_template_kwargs,
-        room=room,
-    )
-    return await run(tokenize, light=light and renderer.tokenizer.is_local)
