@@ -14,7 +14,7 @@ import pytest
 
 import semel
 
-COUNTING = "frontend/middleware/counting.py"
+MIDDLEWARE = "frontend/middleware/request_context.py"
 CALL = "    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:\n"
 LOOP = """\
         _until = __import__("time").thread_time() + {}
@@ -30,9 +30,9 @@ def checkout(folder: Path, *, planted_s: float = 0.0) -> Path:
     source = folder / "src" / "semel"
     shutil.copytree(Path(semel.__file__).parent, source, ignore=shutil.ignore_patterns("__pycache__"))
     if planted_s:
-        text = (source / COUNTING).read_text()
+        text = (source / MIDDLEWARE).read_text()
         assert CALL in text
-        (source / COUNTING).write_text(text.replace(CALL, CALL + LOOP.format(planted_s)))
+        (source / MIDDLEWARE).write_text(text.replace(CALL, CALL + LOOP.format(planted_s)))
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder / "src"}" exec "{sys.executable}" "$@"\n')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import thread_time
 from timeit import timeit
 from typing import Any
 

@@ -22,7 +22,7 @@ from semel.render import ChatRequest, Rendered
 from tests.engine.engines import Engines, ShippedRig
 from tests.engine.families import FAMILIES, GENERIC, Questions, Wrong, row
 from tests.engine.family_questions import TRANSCRIPT_STARTS, family_questions, inverted
-from tests.engine.parity import Clip, clip, compare, distinct, image_part, picture, random_chat
+from tests.engine.parity import Clip, clip, compare, distinct, draw_image, image_part, random_chat
 from tests.engine.rendering import compare_renderings, rebuilt
 from tests.engine.test_encoder_engine import Running, transcribe_and_count
 from tools.engine.family_parity import refused_sizes

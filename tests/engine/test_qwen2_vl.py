@@ -24,7 +24,7 @@ from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, Prompt
 from semel.render import ChatRequest, Rendered
 from tests.engine.engines import Engines
 from tests.engine.families import FAMILIES, MAX_IMAGES
-from tests.engine.parity import Rig, image_part, picture, random_chat, submission
+from tests.engine.parity import Rig, draw_image, image_part, random_chat, submission
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -15,12 +15,12 @@ import pytest
 from semel.core import Digest, Form, PrefetchedOutput, Submission
 from semel.engine.protocol import StagedOutput
 from semel.engine.tier_events import Reset
-from semel.engine.vllm.tier.host import HostTier, StagedOutput
+from semel.engine.vllm.tier.host import HostTier
 from semel.errors import InvalidRequest
 from semel.render import Rendered
 from tests.engine.engines import Engines, ShippedRig, Start
 from tests.engine.families import FAMILIES
-from tests.engine.parity import Answer, image_part, joined, picture, submission
+from tests.engine.parity import Answer, draw_image, image_part, joined, submission
 from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]

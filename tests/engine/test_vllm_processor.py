@@ -20,7 +20,7 @@ from semel.media import DecodeLimits
 from semel.processing import HfProcessor, Pool
 from semel.processing.pool.pipe import Description
 from semel.processing.processor import load_processor
-from tests.engine.parity import clip, picture, video
+from tests.engine.parity import clip, draw_image, video
 
 Folder = Callable[[str], Path]
 

@@ -15,7 +15,8 @@ from semel.core import Contract, Digest, Feature, Submission
 from semel.errors import NotReady, WorkerLost
 from semel.fleet.compatibility import Difference
 from semel.fleet.failover import FleetHealth
-from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
+from semel.fleet.fleet import Fleet
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.events import Reset
 from semel.wire.limits import Deadlines

@@ -17,8 +17,9 @@ from semel.cache import Borrower, SharedCache
 from semel.core import Digest, Feature, Submission
 from semel.errors import SemelError
 from semel.fleet import membership
-from semel.fleet.fleet import Fleet, StreamedAnswer
+from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
+from semel.fleet.stream import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.lab.testing.engine import EchoEngine, EchoStream
 from semel.telemetry import Meter

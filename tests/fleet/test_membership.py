@@ -11,8 +11,9 @@ import pytest
 
 from semel.core import Digest, Feature, Submission
 from semel.errors import ConfigError
-from semel.fleet.fleet import Fleet, StreamedAnswer
+from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
+from semel.fleet.stream import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink
 from tests.waiting import until

@@ -17,8 +17,9 @@ import pytest
 
 from semel.core import Digest, Feature, Submission
 from semel.errors import ProtocolError
-from semel.fleet.fleet import BufferedAnswer, Fleet
-from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher
+from semel.fleet.failover import Failover
+from semel.fleet.fleet import Fleet
+from semel.fleet.stream import BufferedAnswer, RemoteStream
 from semel.fleet.worker import RemoteWorker
 from semel.lab.testing.engine import EchoEngine, EchoStream
 from semel.render import MakeFeature
@@ -72,7 +73,7 @@ class NewestSession(LateReader):
     """The wrong implementation: it asks the link, and not the ledger, which session there is."""
 
     async def submit(
-        self, submission: Submission, make: MakeFeature, *, watcher: StreamWatcher = UNWATCHED
+        self, submission: Submission, make: MakeFeature, *, watcher: Failover | None = None
     ) -> RemoteStream:
         attempt = self._link._attempt
         if attempt is not None:

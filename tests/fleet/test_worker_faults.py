@@ -27,9 +27,9 @@ from semel.errors import (
 )
 from semel.fleet.ejection import EjectionLimits
 from semel.fleet.failover import FleetHealth, is_worker_fault
-from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
+from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
-from semel.fleet.stream import RemoteStream
+from semel.fleet.stream import BufferedAnswer, RemoteStream, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.lab.testing.engine import EngineFault
 from semel.telemetry import Meter

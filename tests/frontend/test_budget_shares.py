@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.errors import Busy, MediaTooLarge, TooManyBytes
+from semel.errors import Busy, ConfigError, MediaTooLarge, TooManyBytes
 from semel.fairness.shares import Claims
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits

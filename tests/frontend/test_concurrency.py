@@ -211,6 +211,21 @@ async def test_half_an_answer_of_another_kind_is_cut_and_not_finished_as_if_it_w
     assert gate.requests == 0
 
 
+async def test_who_reads_it_sees_that_it_is_cut_and_nobody_is_surprised(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    app, _, meter = door(half, ConcurrencyLimits(max_request_s=0.05))
+    async with (
+        served(RequestContextMiddleware(app, NO_TRACING, meter, log_requests=False)) as made,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            await client.post(f"http://127.0.0.1:{made.port}{CHAT}", content=BODY)
+    assert refusals(meter, "deadline_exceeded") == 1
+    assert "an answer was cut off" in caplog.text
+    assert "do not expect" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_deadline_that_passes_after_the_last_byte_of_an_answer_is_nobody_s_concern(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -220,7 +235,7 @@ async def test_a_deadline_that_passes_after_the_last_byte_of_an_answer_is_nobody
 
     app, gate, meter = door(closing, ConcurrencyLimits(max_request_s=0.05))
     async with (
-        served(RequestContextMiddleware(app, NO_TRACING, log_requests=False)) as made,
+        served(RequestContextMiddleware(app, NO_TRACING, meter, log_requests=False)) as made,
         httpx.AsyncClient(timeout=30) as client,
     ):
         for _ in range(2):
@@ -276,7 +291,7 @@ async def test_a_drain_that_ends_cuts_streams_off_with_an_error_event_and_the_re
         await applications[scope["path"]](scope, receive, noting)
 
     app, gate, meter = door(route, ConcurrencyLimits())
-    context = RequestContextMiddleware(app, NO_TRACING, log_requests=True)
+    context = RequestContextMiddleware(app, NO_TRACING, meter, log_requests=True)
     async with served(context) as made, httpx.AsyncClient(base_url=f"http://127.0.0.1:{made.port}") as client:
         asked = [asyncio.create_task(client.post(path, content=BODY, timeout=30)) for path in applications]
         await until(lambda: gate.requests == len(asked))

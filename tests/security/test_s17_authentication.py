@@ -23,6 +23,7 @@ from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.lab.bench.ports import free_port
 from semel.render import ChatRenderer
 from semel.settings import ServingSettings
+from semel.telemetry import Meter
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import current_tenant
 from semel.telemetry.spans import NO_TRACING
@@ -308,7 +309,7 @@ async def check_the_context_has_the_tenant() -> None:
         await PlainTextResponse(await asyncio.to_thread(current_tenant))(scope, receive, send)
 
     keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
-    guarded = RequestContextMiddleware(Authentication(app, keys), NO_TRACING, log_requests=False)
+    guarded = RequestContextMiddleware(Authentication(app, keys), NO_TRACING, Meter(), log_requests=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test") as client:
         answers = await asyncio.gather(*(client.get("/v1/models", headers=bearer(key)) for key in (ACME, UMBRA)))
     assert [answer.text for answer in answers] == ["acme", "umbra"]

@@ -12,8 +12,7 @@ import pytest
 
 from semel.core import Output, Submission
 from semel.engine import Stream
-from semel.fleet.backlog import output_bytes
-from semel.fleet.fleet import StreamedAnswer
+from semel.fleet.stream import StreamedAnswer, output_bytes
 from semel.frontend.limits import BudgetLimits
 from semel.lab.testing.engine import EchoEngine
 from semel.render import ChatRenderer
@@ -103,7 +102,7 @@ async def test_a_reader_too_slow_for_the_budget_loses_its_answer_and_nobody_else
 ) -> None:
     async with frontend(folder, parts_renderer) as one:
         reader = await request_without_reading(one, "acme")
-        await until(lambda: any(it._overflow is not None for it in one.app.worker._streams.values()))
+        await until(lambda: any(it._has_overflowed for it in one.app.worker._streams.values()))
         assert one.budget.in_flight == 0, "it was dropped, although the client has not read a byte"
         answer = await read_to_end(reader)
         assert answer.count(TEXT.encode()) < OUTPUTS
@@ -136,7 +135,7 @@ async def test_mutant_an_uncharged_backlog_grows_without_bound(
     monkeypatch.setattr(StreamedAnswer, "charge", lambda *_: None)
     async with frontend(folder, parts_renderer) as one:
         await request_without_reading(one, "acme")
-        await until(lambda: any(len(it._outputs) > OUTPUTS // 2 for it in one.app.worker._streams.values()))
+        await until(lambda: any(len(it.outputs) > OUTPUTS // 2 for it in one.app.worker._streams.values()))
         assert one.budget.in_flight == 0
 
 

@@ -24,9 +24,10 @@ import pytest
 from semel.core import Digest, Feature, Submission
 from semel.errors import NotReady, RequestQuarantined, ServiceError, WorkerLost
 from semel.fleet.failover import Failover, FleetHealth
-from semel.fleet.fleet import BufferedAnswer, Fleet, StreamedAnswer
+from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
 from semel.fleet.quarantine import EngineRun, Quarantine
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.telemetry import Meter
 from tests.fleet.test_membership import connect
 from tests.waiting import until

@@ -10,7 +10,6 @@ import pytest
 from semel.core import Media
 from semel.errors import NotReady, PromptTooLong
 from semel.fairness.queue import FairQueue
-from semel.processing.header import tokens_from_header
 from semel.processing.hf import HfProcessor
 from semel.processing.pool.child import tokens_from_header
 from semel.processing.pool.job import OfferLimits

@@ -20,8 +20,9 @@ from semel.core import Digest, Feature, Submission, Tenant
 from semel.errors import EngineFailed, InvalidRequest, RequestError, SemelError
 from semel.fleet.ejection import Attempt
 from semel.fleet.failover import Failover, FleetHealth, is_worker_fault
-from semel.fleet.fleet import Fleet, StreamedAnswer
+from semel.fleet.fleet import Fleet
 from semel.fleet.quarantine import Content, EngineRun
+from semel.fleet.stream import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.render import ChatRenderer
 from tests.fleet.test_worker_faults import Three

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.engine.parity import Chat, audio_part, clip, image_part, picture, random_chat
+from tests.engine.parity import Chat, audio_part, clip, draw_image, image_part, random_chat
 from tools.engine.matrix import Asked
 
 __all__ = ["CONTROLS", "MatrixRequest", "control", "random_requests"]

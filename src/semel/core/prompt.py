@@ -135,7 +135,8 @@ class Timeline(Sequence[Placeholder]):
     @classmethod
     def decoder(cls, placeholders: Iterable[Placeholder]) -> Self:
         """The timeline of an ordinary prompt: sorted by offset, without overlaps. An error names the offending pair."""
-        checked = tuple(placeholders)
+        if not (checked := tuple(placeholders)):
+            return cls((), [], [])
         for index, (left, right) in enumerate(pairwise(checked)):
             if right.offset < left.offset:
                 raise ValueError(f"placeholders {index} and {index + 1} are out of order: {left!r}, then {right!r}")
@@ -186,6 +187,8 @@ class Timeline(Sequence[Placeholder]):
     @property
     def end(self) -> int:
         """The first position after all placeholders."""
+        if not self._placeholders:
+            return 0
         considered = self._placeholders if self.is_encoder else self._placeholders[-1:]
         return max((placeholder.end for placeholder in considered), default=0)
 

@@ -66,7 +66,7 @@ class FleetHealth(OutlierEjection):
 
 
 class Failover:
-    """The attempts of one request, which its streams tell of (`StreamWatcher`)."""
+    """The attempts of one request, which its streams tell of."""
 
     def __init__(
         self, health: FleetHealth, has_other: Callable[[str], bool], content: Content, *, is_whole: bool

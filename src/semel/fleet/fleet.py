@@ -11,28 +11,27 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from semel.core import Contract, Digest, FeatureInfo, Output, Submission
+from semel.core import Contract, Digest, FeatureInfo, Submission
 from semel.errors import NotReady, SemelError, WorkerLost
-from semel.fleet.backlog import AnswerRoom
 from semel.fleet.balance import Balance
 from semel.fleet.compatibility import Difference, RefusalReason, cell_difference, first_difference
 from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.pending import PendingRequests
 from semel.fleet.quarantine import IDLE_WORKER_TIMEOUT_S, Content, EngineRun
 from semel.fleet.ranking import numbers_in
-from semel.fleet.stream import RemoteStream
+from semel.fleet.stream import BufferedAnswer, RemoteStream, StreamedAnswer, TokenCounts
 from semel.fleet.worker import RemoteWorker
 from semel.ledger import Directory
 from semel.render import MakeFeature
 
-__all__ = ["BufferedAnswer", "Fleet", "StreamedAnswer", "TokenCounts"]
+__all__ = ["Fleet"]
 
 ContractCheck = Callable[[Contract], Difference | None]
 """Says why a contract cannot be kept; None if it can."""
@@ -42,90 +41,6 @@ _FOR_CLIENTS: Final = re.compile(r"[;:] (send the request|try) again.*")
 _REFUSED: Final = "the workers do not fit this frontend; its log says why"
 
 logger = logging.getLogger(__name__)
-
-
-class StreamedAnswer:
-    """An answer that survives the loss or failure of its worker, as long as nothing of it has been given out."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        worker: RemoteWorker,
-        stream: RemoteStream,
-        failover: Failover,
-        again: tuple[Submission, MakeFeature] | None,
-    ) -> None:
-        self._fleet = fleet
-        self._failover = failover
-        self._worker = worker
-        self._stream = stream
-        self._again = again
-        """With what to submit again; None when the answer has begun, there was a second time, or nobody else is."""
-
-        self._room: AnswerRoom | None = None
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they come."""
-        while True:
-            try:
-                async for output in self._stream:
-                    self._again = None
-                    yield output
-            except SemelError as error:
-                await self._go_on(error)
-            else:
-                return
-
-    def charge(self, room: AnswerRoom) -> None:
-        """Charge what has come of the answer and waits to a room, whichever worker it comes from."""
-        self._room = room
-        self._stream.charge(room)
-
-    def overflow(self, error: SemelError) -> None:
-        """Drop what waits of the answer, and end it with this error: there is no room for it any more."""
-        self._stream.overflow(error)
-
-    async def close(self) -> None:
-        """Abort the request, unless its answer is complete."""
-        await self._stream.close()
-        self._failover.settle()
-        if self._room is not None:
-            self._room.clear()
-
-    async def _go_on(self, error: SemelError) -> None:
-        """Have another worker answer, or raise the error."""
-        if self._again is None or not self._failover.is_resumable(error):
-            raise error
-        await self._stream.close()
-        again, self._again = self._again, None
-        self._worker, self._stream = await self._fleet.submit_again(self._worker, *again, error, self._failover)
-        if self._room is not None:
-            self._room.clear()
-            self._stream.charge(self._room)
-
-
-class BufferedAnswer(StreamedAnswer):
-    """An answer that is given out when it is complete: until then another worker can begin it anew."""
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs, once all of them are there."""
-        for output in await self._gather():
-            yield output
-
-    async def _gather(self) -> list[Output]:
-        while True:
-            try:
-                return [output async for output in self._stream]
-            except SemelError as error:
-                await self._go_on(error)
-
-
-@dataclass(slots=True)
-class TokenCounts:
-    """Tokens of one model's requests, as this frontend saw them: those that went in and those that came back."""
-
-    prompt: int = 0
-    generation: int = 0
 
 
 class Fleet:
@@ -187,6 +102,11 @@ class Fleet:
         """Those of them that do not fail: they get the requests. At least half, whoever fails."""
         left_out = self._left_out()
         return [worker for worker in self._admitted if not left_out >> self._numbers[worker] & 1]
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether a request may go to more than one worker."""
+        return len(self._admitted) > 1
 
     @property
     def contract(self) -> Contract | None:
@@ -283,10 +203,10 @@ class Fleet:
                 self._stale.add(worker)
 
     def choose(
-        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Iterable[RemoteWorker] = ()
+        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Sequence[RemoteWorker] = ()
     ) -> RemoteWorker:
         """The worker for a request with these items, and with this key for the opening of its conversation."""
-        serving = self._serving & ~self._set_of(without)
+        serving = self._serving & ~self._set_of(without) if without else self._serving
         if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
         # If only ejected ones are left, one of them is still better than none.
@@ -331,13 +251,16 @@ class Fleet:
         Of a `BufferedAnswer` at any time. As long as it may be submitted again its media are held.
         """
         content = Content.of(submission)
-        await self._wait_for_isolated_retry(content)
+        if self._health.quarantine.has_isolated_retry(content):
+            await self._wait_for_isolated_retry(content)
         while (successor := self._successors.get(worker)) is not None:
             worker = successor
         failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
-        # The worker that has accepted it has counted what the client sent: a second one must not.
-        uncounted = replace(submission, features={}, client_features=frozenset())
-        again = (uncounted, make) if self._has_other(worker.name) else None
+        again = None
+        if self._has_other(worker.name):
+            # The worker that has accepted it has counted what the client sent: a second one must not.
+            uncounted = replace(submission, features={}, client_features=frozenset())
+            again = partial(self.submit_again, worker, uncounted, make, failover)
         try:
             try:
                 self._check_serving(worker, failover)
@@ -347,15 +270,17 @@ class Fleet:
                 if not failover.is_resumable(error):
                     raise
                 again = None  # this is the second time
-                worker, stream = await self.submit_again(worker, submission, make, error, failover)
+                stream = await self.submit_again(worker, submission, make, failover, error)
         except BaseException:
             failover.settle()
             raise
-        return kind(self, worker, stream, failover, again)
+        tokens = self.tokens[stream.contract.model]
+        tokens.prompt += len(submission.prompt.token_ids)
+        return kind(stream, failover, again, tokens)
 
     async def submit_again(
-        self, lost: RemoteWorker, submission: Submission, make: MakeFeature, error: SemelError, failover: Failover
-    ) -> tuple[RemoteWorker, RemoteStream]:
+        self, lost: RemoteWorker, submission: Submission, make: MakeFeature, failover: Failover, error: SemelError
+    ) -> RemoteStream:
         """Submit to another worker than the one that was lost or failed, if there is one."""
         await self._wait_for_idle_worker(lost, failover, error)
         busy = [one for one in self._admitted if failover.needs_idle_worker and not failover.may_retry_at(one.name)]
@@ -368,7 +293,7 @@ class Fleet:
         logger.warning("the request goes to another worker: %s", _FOR_CLIENTS.sub("", str(error)))
         self._health.count_failover(error)
         failover.begin(EngineRun(other.name, other.sessions))
-        return other, await other.submit(submission, make, watcher=failover)
+        return await other.submit(submission, make, watcher=failover)
 
     async def _wait_for_isolated_retry(self, content: Content) -> None:
         """Wait while the same content is tried after an engine died, but not for ever: most often it is innocent."""
@@ -427,7 +352,7 @@ class Fleet:
             raise NotReady(f"{reason}; try again in a moment")
 
     def _has_other(self, worker: str) -> bool:
-        return any(other.name != worker for other in self._admitted)
+        return len(self._serving_names) > (worker in self._serving_names)
 
     def _review(self) -> None:
         """Decide who serves, as soon as anybody comes or goes: those that did go before those that did not."""

@@ -84,6 +84,9 @@ class Quarantine:
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._tenants: LruMap[str, LruMap[int, _Record]] = LruMap(_MAX_TENANTS)
+        self._until = float("-inf")
+        """When the last strike is forgotten."""
+
         self._lanes: dict[str, Suspect] = {}
         """By worker, the suspect that its engine is reserved for."""
 
@@ -103,8 +106,8 @@ class Quarantine:
     def enter(self, content: Content) -> Suspect:
         """Begin a request; raises if its content is refused, or is being retried."""
         suspect = Suspect(content)
-        self.check_strikes(suspect)
         if (record := self._record(content)) is not None:
+            self.check_strikes(suspect)
             if record.isolated_retry is not None:
                 raise NotReady("the same request was under way when an engine died, and is tried now; try again soon")
             record.isolated_retry = suspect
@@ -142,8 +145,9 @@ class Quarantine:
         self._let_go(suspect)
 
     def finish(self, suspect: Suspect) -> None:
-        """Clear its content: its answer is complete."""
-        if (contents := self._tenants.peek(suspect.content.tenant)) is not None:
+        """Its answer is complete: nothing is wrong with it."""
+        is_clean = self._now() >= self._until
+        if not is_clean and (contents := self._tenants.peek(suspect.content.tenant)) is not None:
             contents.pop(suspect.content.hash)
         self.leave(suspect)
 
@@ -176,10 +180,12 @@ class Quarantine:
         record = self._record(content) or _Record()
         if engine not in record.engines:
             record.engines.append(engine)
-        record.until = self._now() + KEEP_S
+        record.until = self._until = self._now() + KEEP_S
         self._contents(content).put(content.hash, record)
 
     def _record(self, content: Content) -> _Record | None:
+        if self._now() >= self._until:
+            return None  # nearly always: no engine has died
         contents = self._tenants.peek(content.tenant)
         record = None if contents is None else contents.peek(content.hash)
         if contents is not None and record is not None and record.until <= self._now():

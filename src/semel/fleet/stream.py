@@ -1,30 +1,66 @@
-"""An answer as it comes from a worker. Of the worker itself nothing is known here but what ends an answer early.
+"""An answer: as it comes from a worker (`RemoteStream`), and as a frontend reads it, whichever worker it comes from.
 
-A stream whose worker is lost ends with `WorkerLost`; one that is closed before its end sends an abort.
+A stream whose worker is lost ends with `WorkerLost`; one that is closed before its end sends an abort. The memory of
+outputs that wait, for a slow reader or for the rest of their answer, is charged to a room (threats S21).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
 
 from semel.core import Contract, Digest, Feature, Output, Submission
+from semel.engine.observed import Observed
 from semel.errors import EngineDead, NotReady, SemelError, ServiceError, WorkerLost, error_for
-from semel.fleet.backlog import AnswerRoom, Backlog
-from semel.fleet.failover import is_worker_fault
+from semel.fleet.failover import Failover, is_worker_fault
 from semel.render import MakeFeature
-from semel.wire.messages import Accepted, Delta, Failed
+from semel.wire.messages import Delta, Failed
 from semel.wire.outputs import to_output
 
-__all__ = ["UNWATCHED", "RemoteStream", "Sender", "StreamWatcher", "lost"]
+__all__ = [
+    "AnswerReader",
+    "AnswerRoom",
+    "BufferedAnswer",
+    "RemoteStream",
+    "Sender",
+    "StreamedAnswer",
+    "TokenCounts",
+    "lost",
+    "output_bytes",
+]
+
+_OUTPUT_BYTES: Final = 400
+_LOGPROB_BYTES: Final = 140
+"""Of one log probability and, once more, of its text: with 20 of them a token takes 5.6 KB, measured in a frontend."""
 
 
 def lost(*, is_death: bool) -> WorkerLost:
     """The end of an answer whose worker is gone."""
     return WorkerLost("the worker was lost while it answered; send the request again", is_death=is_death)
+
+
+class AnswerRoom(Protocol):
+    """Where the memory of an answer is charged."""
+
+    free_outputs: int
+    """So many plain outputs may wait uncharged: a reader that keeps up costs nothing."""
+
+    def hold(self, nbytes: int) -> None:
+        """Charge so much more, or raise."""
+        ...
+
+    def drop(self, nbytes: int) -> None:
+        """Outputs of so many bytes were read."""
+        ...
+
+    def clear(self) -> None:
+        """Nothing of the answer is there any more."""
+        ...
 
 
 class Sender(Protocol):
@@ -44,52 +80,11 @@ class Sender(Protocol):
         ...
 
 
-class StreamWatcher(Protocol):
-    """Hears how a stream fares, as soon as its worker tells."""
-
-    def goes_on(self, begun: bool) -> bool:
-        """Whether another worker will get the request if this one has failed it, given whether its answer had begun."""
-        ...
-
-    def on_output(self) -> None:
-        """The first output has come."""
-        ...
-
-    def on_finish(self) -> None:
-        """The answer is complete."""
-        ...
-
-    def on_failure(self, error: SemelError, begun: bool) -> None:
-        """The worker has given up, or is lost."""
-        ...
-
-    def on_abort(self, begun: bool) -> None:
-        """Nobody waits for the rest of the answer."""
-        ...
-
-
-class _Unwatched:
-    def goes_on(self, begun: bool) -> bool:  # noqa: ARG002
-        return False
-
-    def on_output(self) -> None: ...
-
-    def on_finish(self) -> None: ...
-
-    def on_failure(self, error: SemelError, begun: bool) -> None: ...
-
-    def on_abort(self, begun: bool) -> None: ...
-
-
-UNWATCHED: Final[StreamWatcher] = _Unwatched()
-"""For a stream of which nobody hears: no other worker gets its request."""
-
-
 class RemoteStream:
-    """The answer to one submission, as it comes from the worker."""
+    """The answer to one submission, as it comes from the worker. Without a `watcher` no other worker gets it."""
 
     def __init__(
-        self, submission: Submission, make: MakeFeature, worker: Sender, watcher: StreamWatcher = UNWATCHED
+        self, submission: Submission, make: MakeFeature, worker: Sender, watcher: Failover | None = None
     ) -> None:
         self.request_id = submission.request_id
         self.context = copy_context()
@@ -105,11 +100,16 @@ class RemoteStream:
         self._make: MakeFeature | None = make
         self._watcher = watcher
         self._worker = worker
-        self._outputs: deque[Output] = deque()
-        self._backlog = Backlog()
+        self.outputs: deque[Output] = deque()
+        """Those that wait to be read."""
+
+        self._room: AnswerRoom | None = None
+        self._sizes: deque[int] = deque()
+        """What each of them is charged, once there is a room."""
+
         self._error: SemelError | None = None
-        self._overflow: SemelError | None = None
-        """Why what waited was dropped, if it was."""
+        self._has_overflowed = False
+        """Whether outputs that waited were dropped."""
 
         self._is_closed = False
         self._is_resumable = False
@@ -118,62 +118,78 @@ class RemoteStream:
         sequences = submission.sampling.get("n", 1)
         assert isinstance(sequences, int)
         self._unfinished = set(range(sequences))
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set by every message, and by the end."""
+
         self._accepted = False
 
     async def until_accepted(self) -> None:
         """Wait until the worker has all it needs, or refuses."""
-        while not self._accepted:
-            await self._wait()
+        while not self._accepted and not self.is_over():
+            await self.changed.wait()
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they come."""
-        while self._unfinished or self._outputs:
-            while self._outputs:
-                output = self._outputs.popleft()
-                self._backlog.pop()
-                yield output
-            if self._unfinished:
-                await self._wait()
-        if self._overflow is not None:
-            raise self._overflow
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        """The next output, as soon as it comes."""
+        while not self.outputs:
+            if self.is_over():
+                raise StopAsyncIteration
+            await self.changed.wait()
+        return self.pop()
+
+    def is_over(self) -> bool:
+        """Whether no output will come any more, or raise what ended the stream. Otherwise `changed` tells of more."""
+        if self._unfinished or self._has_overflowed:
+            if self._is_closed:
+                raise ServiceError("the answer was closed while it was waited for")
+            if self._error is not None:
+                raise self._error
+        self.changed.clear()
+        return not self._unfinished
+
+    def pop(self) -> Output:
+        """Take out the oldest output that waits."""
+        if self._room is not None and (size := self._sizes.popleft()):
+            self._room.drop(size)
+        return self.outputs.popleft()
 
     def charge(self, room: AnswerRoom) -> None:
-        """Charge the outputs that wait to a room. If it has no more, the stream overflows."""
-        self._backlog.begin(room, len(self._outputs))
+        """Charge the outputs that come from now on, while they wait. If the room has no more, the stream overflows."""
+        self._room = room
+        self._sizes.extend([0] * len(self.outputs))
 
     def overflow(self, error: SemelError) -> None:
         """Drop the outputs that wait, and end with this error: there is no room for them."""
-        self._outputs.clear()
-        self._backlog.clear()
+        self.outputs.clear()
+        self._sizes.clear()
+        if self._room is not None:
+            self._room.clear()
         if not self.is_answered:
-            self._worker.abort(self)
-            self._watcher.on_abort(self._has_begun)
-        self._overflow = error
+            self._abort()
+        self._has_overflowed = True
         self._end(error)
 
     async def close(self) -> None:
         """Abort the request, unless its answer is complete."""
-        if self._unfinished and self._error is None:
-            self._unfinished.clear()
-            self._worker.abort(self)
-            self._watcher.on_abort(self._has_begun)
+        if not self.is_answered:
+            self._abort()
         self._worker.forget(self)
         # An error that was raised here refers to this stream: without the way back all of it is freed now.
-        self._unfinished.clear()
-        self._error = self._overflow = None
+        self._error = None
         self._is_closed = True
-        self._changed.set()
+        self.changed.set()
 
     @property
     def is_answered(self) -> bool:
         """Whether the worker has nothing more to say to it."""
-        return not self._unfinished or self._error is not None
+        return not self._unfinished or self._error is not None or self._is_closed
 
     @property
     def goes_on_elsewhere(self) -> bool:
         """Whether its worker failed it, but not for good: another will answer, and count its items."""
-        return self._is_resumable and self._watcher.goes_on(self._has_begun)
+        return self._is_resumable and self._watcher is not None and self._watcher.goes_on(self._has_begun)
 
     @property
     def _has_begun(self) -> bool:
@@ -192,57 +208,205 @@ class RemoteStream:
         """For each item: its modality, how often it is shown, and whether it was only named."""
         return ((item.modality, count, item.digest not in self.sent) for item, count in self._items.items())
 
-    def on_message(self, message: Accepted | Delta | Failed) -> None:
-        """The worker has taken the submission, generated more, or given up."""
-        match message:
-            case Accepted():
-                self._accepted = True
-                self.features.clear()
-            case Delta():
-                self._on_delta(message)
-            case Failed():
-                error = error_for(message.code, message.message, self._fields)
-                self.break_off(lost(is_death=True) if isinstance(error, EngineDead) else error)  # its worker goes too
-        self._changed.set()
+    def on_accepted(self) -> None:
+        """The worker has taken the submission."""
+        self._accepted = True
+        self.features.clear()
+        self.changed.set()
 
-    def _on_delta(self, delta: Delta) -> None:
+    def on_failed(self, failed: Failed) -> None:
+        """The worker has given up."""
+        error = error_for(failed.code, failed.message, self._fields)
+        self.break_off(lost(is_death=True) if isinstance(error, EngineDead) else error)  # its worker goes too
+
+    def on_delta(self, delta: Delta) -> None:
+        """The worker has generated more."""
         if self._error is not None:  # it was ended here, and the worker does not know yet
             return
-        if not self._has_begun:
+        if self._make is not None:
             self._make = None
-            self._watcher.on_output()
-        self._outputs.append(output := to_output(delta))
-        try:
-            self._backlog.push(output, len(self._outputs))
-        except SemelError as error:
-            self.overflow(error)
-            return
+            if self._watcher is not None:
+                self._watcher.on_output()
+        self.outputs.append(output := to_output(delta))
+        if (room := self._room) is not None:
+            self._sizes.append(0)
+            is_plain = output.logprobs is None and output.prompt_logprobs is None
+            if not is_plain or len(self.outputs) > room.free_outputs:
+                try:
+                    room.hold(size := output_bytes(output))
+                except SemelError as error:
+                    self.overflow(error)
+                    return
+                self._sizes[-1] = size
         if delta.finish_reason is not None and delta.index in self._unfinished:
             self._unfinished.discard(delta.index)
-            if not self._unfinished:
+            if not self._unfinished and self._watcher is not None:
                 self._watcher.on_finish()
+        self.changed.set()
 
     def break_off(self, error: SemelError) -> None:
         """Its worker has given up, or is lost."""
         if self._unfinished and self._error is None:
             self._is_resumable = is_worker_fault(error) or isinstance(error, NotReady)
-            self._watcher.on_failure(error, self._has_begun)
+            if self._watcher is not None:
+                self._watcher.on_failure(error, self._has_begun)
         self._end(error)
 
     def fail(self, error: SemelError) -> None:
         """There will be no more, and that is not its worker's doing."""
-        self._watcher.on_abort(begun=False)
+        if self._watcher is not None:
+            self._watcher.on_abort(begun=False)
         self._end(error)
+
+    def _abort(self) -> None:
+        self._worker.abort(self)
+        if self._watcher is not None:
+            self._watcher.on_abort(self._has_begun)
 
     def _end(self, error: SemelError) -> None:
         self._error = error
-        self._changed.set()
+        self.changed.set()
 
-    async def _wait(self) -> None:
-        if self._error is None and not self._is_closed:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._is_closed:
-            raise ServiceError("the answer was closed while it was waited for")
-        if self._error is not None and not self._outputs:
-            raise self._error
+
+SubmitAgain = Callable[[SemelError], Awaitable[RemoteStream]]
+"""Submits to another worker than the one that failed, or raises the error."""
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens of one model's requests, as this frontend saw them: those that went in and those that came back."""
+
+    prompt: int = 0
+    generation: int = 0
+
+
+class AnswerReader(Protocol):
+    """The request that an answer is for."""
+
+    observed: Observed | None
+    """Sees the outputs, if the request's span is recorded."""
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """Enter the scope in which it waits for its first output."""
+        ...
+
+    def begin(self) -> None:
+        """Take note that the first output is there."""
+        ...
+
+    def end(self) -> None:
+        """Take note that the answer is closed."""
+        ...
+
+
+class StreamedAnswer:
+    """An answer that survives the loss or failure of its worker, as long as nothing of it has been given out."""
+
+    def __init__(
+        self,
+        stream: RemoteStream,
+        failover: Failover,
+        again: SubmitAgain | None,
+        tokens: TokenCounts,
+    ) -> None:
+        self._failover = failover
+        self._stream = stream
+        self._again = again
+        """None when the answer has begun, there was a second time, or nobody else is."""
+
+        self._tokens = tokens
+        self._has_begun = False
+        self._room: AnswerRoom | None = None
+        self._reader: AnswerReader | None = None
+        self._observed: Observed | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        """The next output, as soon as it comes. Each token passes here: one coroutine waits for it, and no more."""
+        if self._has_begun:
+            stream = self._stream
+            while not stream.outputs:
+                if stream.is_over():
+                    raise StopAsyncIteration
+                await stream.changed.wait()
+            output = stream.pop()
+        else:
+            output = await self._first()
+        self._tokens.generation += len(output.token_ids)
+        if self._observed is not None:
+            self._observed.take(output)
+        return output
+
+    def charge(self, room: AnswerRoom) -> None:
+        """Charge what has come of the answer and waits to a room, whichever worker it comes from."""
+        self._room = room
+        self._stream.charge(room)
+
+    def serve(self, reader: AnswerReader) -> None:
+        """Let the answer's request know when it begins and ends."""
+        self._reader, self._observed = reader, reader.observed
+
+    def overflow(self, error: SemelError) -> None:
+        """Drop what waits of the answer, and end it with this error: there is no room for it any more."""
+        self._stream.overflow(error)
+
+    async def close(self) -> None:
+        """Abort the request, unless its answer is complete."""
+        if self._reader is not None:
+            self._reader.end()
+        await self._stream.close()
+        self._failover.settle()
+        if self._room is not None:
+            self._room.clear()
+
+    async def _first(self) -> Output:
+        """The first output. Until it is there, another worker can get the request."""
+        reader = self._reader
+        with nullcontext() if reader is None else reader.waiting():
+            while not self._has_begun:
+                try:
+                    output = await self._next()
+                    self._has_begun = True
+                except SemelError as error:
+                    await self._go_on(error)
+        self._again = None
+        if reader is not None:
+            reader.begin()
+        return output
+
+    def _next(self) -> Awaitable[Output]:
+        """Wait for what is given out first."""
+        return self._stream.__anext__()
+
+    async def _go_on(self, error: SemelError) -> None:
+        """Have another worker answer, or raise the error."""
+        if self._again is None or not self._failover.is_resumable(error):
+            raise error
+        await self._stream.close()
+        again, self._again = self._again, None
+        self._stream = await again(error)
+        if self._room is not None:
+            self._room.clear()
+            self._stream.charge(self._room)
+
+
+class BufferedAnswer(StreamedAnswer):
+    """An answer that is given out when it is complete: until then another worker can begin it anew."""
+
+    async def _next(self) -> Output:
+        """The first output, once all of them are there: the others wait behind it."""
+        while not self._stream.is_over():
+            await self._stream.changed.wait()
+        if not self._stream.outputs:
+            raise StopAsyncIteration
+        return self._stream.pop()
+
+
+def output_bytes(output: Output) -> int:
+    """About what an output takes in memory, until it is sent."""
+    entries = 0
+    for steps in (output.logprobs, output.texts, output.prompt_logprobs):
+        entries += 0 if steps is None else sum(0 if step is None else len(step) for step in steps)
+    return _OUTPUT_BYTES + 4 * len(output.text) + 36 * len(output.token_ids) + _LOGPROB_BYTES * entries

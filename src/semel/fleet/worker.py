@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
 from typing import Final
 
@@ -19,8 +19,9 @@ from semel.cache import SharedCache
 from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fleet.compatibility import RefusalReason, first_difference
+from semel.fleet.failover import Failover
 from semel.fleet.lending import Lending
-from semel.fleet.stream import UNWATCHED, RemoteStream, StreamWatcher, lost
+from semel.fleet.stream import RemoteStream, lost
 from semel.ledger import Directory, Ledger
 from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter, metrics
@@ -61,6 +62,9 @@ class RemoteWorker:
         meter: Meter | None = None,
         on_forget: Callable[[], None] | None = None,
     ) -> None:
+        self.name = link.address
+        """Where it listens."""
+
         self.running = 0
         """Requests that the worker's engine is answering, of all frontends, as it last told."""
 
@@ -112,11 +116,6 @@ class RemoteWorker:
         """What is sent in frames in this session, to be withdrawn when nobody counts on it any more."""
 
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def name(self) -> str:
-        """Where it listens."""
-        return self._link.address
 
     @property
     def is_connected(self) -> bool:
@@ -198,7 +197,10 @@ class RemoteWorker:
                 if (count := count + 1) % _TURN == 0 or (isinstance(event, Status) and len(event.items) > _TURN):
                     await asyncio.sleep(0)
                 try:
-                    await self._on_event(event)
+                    if isinstance(event, Delta):  # one for each token, so it takes the shortest way
+                        self._on_delta(event)
+                    else:
+                        await self._on_event(event)
                 except ProtocolError as error:  # one worker's fault must not end the others' service
                     logger.warning("the worker at %s broke the protocol: %s", self.name, error)
                     self._reset(str(error))
@@ -214,12 +216,13 @@ class RemoteWorker:
                 self._forgetting.cancel()
 
     async def submit(
-        self, submission: Submission, make: MakeFeature, *, watcher: StreamWatcher = UNWATCHED
+        self, submission: Submission, make: MakeFeature, *, watcher: Failover | None = None
     ) -> RemoteStream:
         """Send a submission with what the worker lacks of it, and wait until the worker has taken it."""
         stream = RemoteStream(submission, make, self, watcher)
-        digests = [item.digest for item in submission.prompt.items]
-        while lacking := [d for d in dict.fromkeys(digests) if not (self.knows(d) or d in stream.features)]:
+        items = submission.prompt.items
+        digests = [item.digest for item in items] if items else []
+        while digests and (lacking := self._lacking(stream, digests)):
             for digest in lacking:  # it was held when the prompt was rendered, and is gone meanwhile
                 await stream.feature(digest)
         session = self._session_for(stream)
@@ -232,6 +235,10 @@ class RemoteWorker:
             raise
         return stream
 
+    def _lacking(self, stream: RemoteStream, digests: Iterable[Digest]) -> list[Digest]:
+        """What neither the worker nor the request has."""
+        return [one for one in dict.fromkeys(digests) if not (self.knows(one) or one in stream.features)]
+
     def _session_for(self, stream: RemoteStream) -> LinkSession:
         """The session to submit in. It may not be the one that there was when the request was begun."""
         session = self._session
@@ -243,14 +250,15 @@ class RemoteWorker:
 
     def _send(self, session: LinkSession, submission: Submission, digests: list[Digest], stream: RemoteStream) -> None:
         """Send all of a submission, in one session: nothing is awaited."""
-        payloads = self._ledger.submit(submission.request_id, digests)
+        payloads = self._ledger.submit(submission.request_id, digests) if digests else ()
         self._unanswered.add(submission.request_id)
         self._on_load()
         try:
             session.send(to_submit(submission, payloads))
         except ProtocolError as error:  # the session is open, so it is the message
             raise InvalidRequest(f"the request does not fit into one message: {error}; send a smaller one") from error
-        self._send_features(session, stream, {digest: stream.features[digest] for digest in payloads})
+        if payloads:
+            self._send_features(session, stream, {digest: stream.features[digest] for digest in payloads})
         for digest in set(digests) - stream.sent:
             if (holding := self.holding(digest)) is not None:
                 self._meter.count(metrics.FEATURE_BYTES_SAVED, amount=holding.nbytes)
@@ -278,6 +286,7 @@ class RemoteWorker:
         if self._session is not None and self._session.is_open:
             self._session.send(Abort(stream.request_id))
         self._settle(stream.request_id)
+        self._note_answered(stream)
 
     def forget(self, stream: RemoteStream) -> None:
         """Drop what still comes for a request, and count its items: what had to travel for them is known now."""
@@ -306,7 +315,7 @@ class RemoteWorker:
                 self._lose(event)
             case Status():
                 self._take_status(event)
-            case Accepted() | Delta() | Failed() | Need():
+            case Accepted() | Failed() | Need():
                 self._on_answer(event)
             case Forget():
                 if self._on_forget is not None:
@@ -341,18 +350,29 @@ class RemoteWorker:
         """What the link says of the last session when it opens another."""
         return None if (known := self._ledger.resume) is None else Resume(*known)
 
-    def _on_answer(self, event: Accepted | Delta | Failed | Need) -> None:
-        if isinstance(event, Accepted | Failed):
+    def _on_delta(self, delta: Delta) -> None:
+        if (stream := self._streams.get(delta.request_id)) is not None:
+            stream.on_delta(delta)
+            if delta.finish_reason is not None and stream.is_answered:
+                self._note_answered(stream)
+
+    def _on_answer(self, event: Accepted | Failed | Need) -> None:
+        if not isinstance(event, Need):
             self._settle(event.request_id)
         if (stream := self._streams.get(event.request_id)) is None:
             return
-        if isinstance(event, Need):
-            self._repair(stream, event.digests)
-        else:
-            stream.on_message(event)
-            if stream.is_answered:
-                self._unanswered.discard(event.request_id)
-                self._on_load()
+        match event:
+            case Accepted():
+                stream.on_accepted()
+            case Need():
+                self._repair(stream, event.digests)
+            case Failed():
+                stream.on_failed(event)
+                self._note_answered(stream)
+
+    def _note_answered(self, stream: RemoteStream) -> None:
+        self._unanswered.discard(stream.request_id)
+        self._on_load()
 
     def _lose(self, event: Closed | Reset) -> None:
         if event.message != self._last_loss:

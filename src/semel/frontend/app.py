@@ -1,7 +1,7 @@
 """The HTTP application of a frontend: its routes put together, errors in OpenAI's shape, requests counted.
 
-The routes that execute stand in `completions`, `transcriptions` and `generation`, those that only look in `inspection`,
-those of files in `files`, those that nobody can use here in `unsupported`.
+The routes that execute stand in `completions`, `transcriptions` and `generate`, those that only look in `render`, those
+of files in `files`, those that nobody can use here in `unsupported`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version as installed_version
-from typing import Final
+from typing import Final, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -19,16 +19,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from semel.core import Keyring
 from semel.errors import Busy, NotReady, RequestError, SemelError
-from semel.frontend.api.server import ModelList, Version, model_list
 from semel.frontend.http.errors import http_refusal, refusal
 from semel.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
 from semel.frontend.limits import NO_CORS, CorsSettings
 from semel.frontend.middleware.authentication import Authentication, tenant_name
 from semel.frontend.middleware.concurrency import ConcurrencyLimit
-from semel.frontend.middleware.counting import RequestCounter
 from semel.frontend.middleware.refusal_rate import AbortThrottle, AddressThrottle
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.frontend.routes.completions import completion_routes
@@ -53,6 +52,29 @@ __all__ = ["create_app"]
 _EXPOSED: Final = ("x-request-id", "request-id", "retry-after")
 
 _READINESS: Final = {200: "Requests are served.", 503: "Not yet, or not any more."}
+
+
+class Model(TypedDict):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["semel"]
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    """The models that are served: there is one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Version(TypedDict):
+    """The version of semel."""
+
+    version: str
 
 
 def create_app(
@@ -106,8 +128,8 @@ def create_app(
         middleware=[
             *_host_check(allowed_hosts, cors, count_refusal),
             *_cors(cors),
-            Middleware(RequestCounter, meter=meter),  # outside of the rest: what is refused counts as well
-            Middleware(RequestContextMiddleware, tracing=tracing, log_requests=log_requests),
+            # Outside of the rest: what is refused counts as well.
+            Middleware(RequestContextMiddleware, tracing=tracing, meter=meter, log_requests=log_requests),
             Middleware(Authentication, keys=keys or Keyring(), count=count_refusal, wait_s=strangers.wait_s),
             Middleware(
                 ConcurrencyLimit,
@@ -166,7 +188,13 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
     async def models(_: Request) -> Response:
         """The model that is served."""
         serving = service.serving()
-        return json_response(model_list(serving.names, serving.contract.max_tokens, service.started))
+        limit, created = serving.contract.max_tokens, service.started
+        listed: list[Model] = [
+            {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": limit}
+            for name in serving.names
+        ]
+        body: ModelList = {"object": "list", "data": listed}
+        return json_response(body)
 
     readiness = {status: (meaning, {JSON: shape(Readiness)}) for status, meaning in _READINESS.items()}
     text = {TEXT: {"type": "string"}}

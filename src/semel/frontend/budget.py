@@ -149,13 +149,15 @@ class Account:
     def check(self, nbytes: int) -> None:
         """Refuse `nbytes` if they could not be charged now. Charges nothing, and calls nobody back."""
         with self._budget._lock:
+            self._check_open()
             self._check_request(nbytes)
             self._to_revoke(nbytes)
 
     def take(self, nbytes: int) -> None:
         """Charge `nbytes` more, or refuse them. A closed account charges nothing: its request has ended."""
         with self._budget._lock:
-            if not self._open and self._error is None:
+            if not self._open:
+                self._check_open()
                 return
             self._check_request(nbytes)
             self._make_room(nbytes)
@@ -223,7 +225,8 @@ class Account:
     def grow(self, nbytes: int) -> None:
         """Charge `nbytes` more of an answer that waits to be complete, or refuse them."""
         with self._budget._lock:
-            if not self._open and self._error is None:
+            if not self._open:
+                self._check_open()
                 return
             if self._answer + nbytes > (limit := self._budget.limits.max_request_bytes):
                 raise InvalidRequest(
@@ -237,21 +240,21 @@ class Account:
     def shrink(self, nbytes: int) -> None:
         """Release `nbytes` of the answer."""
         with self._budget._lock:
-            nbytes = min(nbytes, self._answer)  # nothing, if it is closed
-            self._hold(self._charged - nbytes)
-            self._answer -= nbytes
+            if nbytes := min(nbytes, self._answer):  # nothing, if it is closed
+                self._hold(self._charged - nbytes)
+                self._answer -= nbytes
 
     def close(self) -> None:
         """Release the rest. A second call has no effect."""
         with self._budget._lock:
-            self._close()
+            if self._open:
+                self._close()
 
     def _check_open(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _check_request(self, nbytes: int) -> None:
-        self._check_open()
         limits = self._budget.limits
         if self._brought + nbytes > limits.max_request_bytes:
             raise MediaTooLarge(
@@ -275,7 +278,6 @@ class Account:
     def _to_revoke(self, nbytes: int) -> Sequence[Account | Loan]:
         """The accounts that have to be called back to charge `nbytes` more; raises if that is not possible."""
         budget, limit = self._budget, self._budget.limits.max_bytes
-        self._check_open()
         revoked = budget._bytes.to_revoke(self._tenant, nbytes)
         if revoked is None:
             raise TooManyBytes(
@@ -307,12 +309,11 @@ class Account:
     def _close(self) -> None:
         self._hold(0)
         self._answer = 0
-        if self._open:
-            self._open = False
-            self._revocation = None
-            self._budget._places.offer(self._tenant, self, 0)
-            self._budget._places.shares.change(self._tenant, -1)
-            self._budget._retries.free()
+        self._open = False
+        self._revocation = None
+        self._budget._places.offer(self._tenant, self, 0)
+        self._budget._places.shares.release(self._tenant, 1)
+        self._budget._retries.free()
 
     def _set_pinned(self, nbytes: int) -> None:
         self._pinned = nbytes
@@ -323,7 +324,8 @@ class Account:
         nbytes = max(nbytes, self._pinned)
         claims, more = self._budget._bytes, nbytes - self._charged
         self._charged = nbytes
-        claims.shares.change(self._tenant, more)
+        if more:
+            claims.shares.change(self._tenant, more)
         if self._revocation is not None:
             claims.offer(self._tenant, self, self._free())
 
@@ -363,6 +365,7 @@ class Loan:
         with self._account._budget._lock:
             if self._error is not None:
                 raise self._error
+            self._account._check_open()
             self._account._make_room(nbytes)
             self._set(self._nbytes + nbytes)
 

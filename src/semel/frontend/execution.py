@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Final
 
-from semel.core import AnswerParsing, Output, Prompt, Submission, Tenant
+from semel.core import AnswerParsing, Prompt, Submission, Tenant
 from semel.engine import Stream
 from semel.engine.observed import Observed
 from semel.fleet.affinity import ConversationPrefix
-from semel.fleet.fleet import BufferedAnswer, StreamedAnswer, TokenCounts
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.budget import Account, Loan
 from semel.frontend.service import ServedModel
@@ -58,53 +58,29 @@ class _BacklogRoom(Loan):
     free_outputs = _FREE_OUTPUTS
 
 
-class _AccountedStream:
-    """A stream that, at its first output, records a time and closes the request's account: the media are dropped."""
+@dataclass(slots=True)
+class _Reader:
+    """Records the time of the first output and closes the request's account: by then the media are dropped."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        account: Account | None,
-        watch: Stopwatch | None,
-        tokens: TokenCounts,
-        observed: Observed | None = None,
-    ) -> None:
-        self._stream = stream
-        self._tokens = tokens
-        self._account = account
-        self._watch = watch
-        self._observed = observed
+    account: Account | None
+    watch: Stopwatch | None
+    observed: Observed | None
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        """The outputs as they arrive. Until the first one, the request can be called back."""
-        outputs = aiter(self._stream)
-        with nullcontext() if self._account is None else self._account.revocable():
-            output = await anext(outputs, None)
-        if output is None:
-            return
-        if self._watch is not None:
-            self._watch.lap("first_token")
-        self._close_account()
-        if self._observed is not None:
-            self._observed.take(output)
-        self._tokens.generation += len(output.token_ids)
-        yield output
-        async for output in outputs:
-            self._tokens.generation += len(output.token_ids)
-            if self._observed is not None:
-                self._observed.take(output)
-            yield output
+    def waiting(self) -> AbstractContextManager[None]:
+        """Let the request be called back until its first output."""
+        return nullcontext() if self.account is None else self.account.revocable()
 
-    async def close(self) -> None:
-        """Abort the request, unless its answer is complete."""
-        self._close_account()
-        if self._observed is not None:
-            self._observed.end()
-        await self._stream.close()
+    def begin(self) -> None:
+        if self.watch is not None:
+            self.watch.lap("first_token")
+        if self.account is not None:
+            self.account.close()
 
-    def _close_account(self) -> None:
-        if self._account is not None:
-            self._account.close()
+    def end(self) -> None:
+        if self.account is not None:
+            self.account.close()
+        if self.observed is not None:
+            self.observed.end()
 
 
 async def submit_draft(
@@ -130,11 +106,16 @@ async def submit_draft(
     is submitted `ahead` is read later, so the time of its first output means nothing and is not
     recorded.
     """
-    media_bytes = sum(media.nbytes for media in draft.media.values())
-    serving.check_items(draft.items)
     prefix = b"" if opening is None else opening.key(draft.items, tenant)
-    with serving.fleet.preparing(draft.media, prefix=prefix) as worker:
-        rendered = await serving.pipeline.render(draft, worker.holding)
+    if draft.items:
+        media_bytes = sum(media.nbytes for media in draft.media.values())
+        serving.check_items(draft.items)
+        with serving.fleet.preparing(draft.media, prefix=prefix) as worker:
+            rendered = await serving.pipeline.render(draft, worker.holding)
+    else:  # nobody holds anything of it: the worker is chosen when it is submitted
+        media_bytes = 0
+        rendered = await serving.pipeline.render(draft)
+        worker = serving.fleet.choose((), prefix=prefix)
     prompt, salt = rendered.prompt, tenant.prefix_salt
     serving.check_length(len(prompt.token_ids))
     submission = Submission(request_id, prompt, rendered.features, sampling, salt, parsing=parsing, priority=priority)
@@ -169,16 +150,15 @@ async def submit(
     The time of the first output is not recorded if the answer is submitted `ahead`.
     """
     span = current_span()
-    observed = Observed.begin(span, submission, serving.model)
+    observed = Observed.begin(span, submission, serving.model) if span.is_recording() else None
     if (trace := span_trace(span)) is not None:
         submission = replace(submission, trace=trace)
     watch = Stopwatch(serving.pipeline.timings)
     stream = await serving.fleet.submit(worker, submission, make, kind)
     watch.lap("send")
-    tokens = serving.fleet.tokens[serving.contract.model]
-    tokens.prompt += len(submission.prompt.token_ids)
     if (paying := answer_account or account) is not None:
         stream.charge(_WholeAnswerRoom(paying) if kind is BufferedAnswer else _BacklogRoom(paying, stream.overflow))
     if account is not None:
         account.keep(keep_bytes)
-    return _AccountedStream(stream, account, None if ahead else watch, tokens, observed)
+    stream.serve(_Reader(account, None if ahead else watch, observed))
+    return stream

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
@@ -22,7 +22,7 @@ from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
-from semel.render.chat.renderer import ChatRenderer, ChatRequest, tokenize_chat
+from semel.render.chat.renderer import ChatRenderer, ChatRequest
 from semel.render.file_sources import FileSources
 from semel.render.inspector import Inspector
 from semel.render.media.draft import (
@@ -35,6 +35,7 @@ from semel.render.media.draft import (
     Rendered,
     nothing_known,
 )
+from semel.render.media.part_source import NO_FILES
 from semel.render.media.source import MediaFile, MediaName, Source
 from semel.render.media.source_fetch import Fetch, Intent, Spend, fetch_sources
 from semel.render.offload import is_cheap, run_if_heavy
@@ -148,14 +149,22 @@ class Pipeline:
         watch = Stopwatch(self.timings if intent == "execute" else untimed)
         light = is_cheap(request.messages, request.tools, request.chat_template_kwargs)
         owner = tenant or Tenant()
-        located = await self.files.locate(request.messages, owner)
+        has_parts = _have_parts(request.messages)
+        located = await self.files.locate(request.messages, owner) if has_parts else NO_FILES
         conversation = await run_if_heavy(partial(Conversation.parse, request.messages, located), light=light)
-        attachments, sources = conversation.attachments, conversation.sources
+        attachments = conversation.attachments if has_parts else ()
+        sources = tuple([attachment.source for attachment in attachments])
         places = [attachment.where for attachment in attachments]
-        admit(sources, places)
+        if attachments:
+            admit(sources, places)
         if not light and max_chars is not None:
             check_chars(sum(map(len, conversation.strings())), max_chars)
         watch.lap("parse")
+        bare_request = replace(request, messages=())  # the parsed request must not keep their base64
+        assembling = partial(self._assemble, self.chat_renderer, conversation, bare_request, light, room, _name(tenant))
+        if not attachments:
+            watch.lap("digest")
+            return ParsedRequest((), {}, request.mm_processor_kwargs, partial(assembling, ()), _name(tenant))
         fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
         read_file = partial(self.files.read, owner, spend, pin)
         identity_of = partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant)
@@ -172,15 +181,11 @@ class Pipeline:
                 attachments, resolved, items, owner, self.key, identity_of, all_of_them=request.return_media_ids
             )
         watch.lap("digest")
-        bare_request = replace(request, messages=())  # the parsed request must not keep their base64
-        tokenizing = partial(tokenize_chat, self.chat_renderer, conversation, bare_request, light, room)
-        assembling = partial(self._assemble, self.chat_renderer, tokenizing, items, _name(tenant))
-        options = request.mm_processor_kwargs
         return ParsedRequest(
             items,
             media,
-            options,
-            assembling,
+            request.mm_processor_kwargs,
+            partial(assembling, items),
             _name(tenant),
             spend_feature,
             read_file,
@@ -221,6 +226,12 @@ class Pipeline:
 
     async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
         """Make the prompt of a parsed request, and the features of its items for which `holding` returns nothing."""
+        watch = Stopwatch(self.timings)
+        if not draft.items:
+            watch.lap("layout")
+            prompt = await draft.assemble(())
+            watch.lap("render")
+            return Rendered(prompt, {})
         counts = Counter(draft.items)
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}
@@ -250,7 +261,6 @@ class Pipeline:
                 features[item.digest] = made = await self._make(draft, item.digest)
                 charge(item, made.layout)
 
-        watch = Stopwatch(self.timings)
         unknown = [item for item in counts if not find(item)]
         watch.lap("layout")
         if unknown:
@@ -274,12 +284,25 @@ class Pipeline:
     async def _assemble(
         self,
         renderer: ChatRenderer,
-        tokenizing: Callable[[], Awaitable[list[int]]],
-        items: Sequence[Item],
+        conversation: Conversation,
+        request: ChatRequest,
+        light: bool,
+        room: TextRoom,
         tenant: str,
+        items: Sequence[Item],
         layouts: Sequence[Layout],
     ) -> Prompt:
-        token_ids = await tokenizing()
+        """The prompt of a chat, made in a thread unless it is `light`."""
+        tokenize = partial(
+            renderer.tokenize,
+            conversation,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=request.chat_template_kwargs,
+            room=room,
+        )
+        token_ids = await run_if_heavy(tokenize, light=light and renderer.tokenizer.is_local)
         if renderer.splices(items):
             return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
         if self.apply is None:
@@ -346,6 +369,14 @@ class _UnreadError(Exception):
     def __init__(self, error: RequestError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def _have_parts(messages: object) -> bool:
+    """Whether a message may have media: its content is more than a text."""
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            return True
+    return False
 
 
 def _is_named(attachment: Attachment) -> bool:

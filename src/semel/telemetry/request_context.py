@@ -138,6 +138,7 @@ def traced(timings: Timings) -> Timings:
 
     def tell(seconds: float, stage: Stage) -> None:
         timings(seconds, stage)
-        record_child(stage, seconds)
+        if (request := _CURRENT_REQUEST.get()) is not None and request.span.is_recording():
+            record_child(stage, seconds)
 
     return tell

@@ -84,7 +84,8 @@ def decode(frames: Sequence[Buffer], decoder: Decoder[_M], limits: Limits) -> En
     """Decode the message in these frames; a `ProtocolError` states what is wrong with them."""
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise ProtocolError(f"a message has 1 to {MAX_FRAMES} frames, this one has {len(frames)}")
-    head, buffers = memoryview(frames[0]), tuple(memoryview(frame) for frame in frames[1:])
+    head = memoryview(frames[0])
+    buffers = tuple([memoryview(frame) for frame in frames[1:]]) if len(frames) > 1 else ()
     if not _PREFIX.size < head.nbytes <= limits.max_control_bytes:
         raise ProtocolError(
             f"a message has {_PREFIX.size} to {limits.max_control_bytes:,} bytes, this one has {head.nbytes:,}"
@@ -94,8 +95,9 @@ def decode(frames: Sequence[Buffer], decoder: Decoder[_M], limits: Limits) -> En
         message = decoder.decode(head[_PREFIX.size :])
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ProtocolError(f"message {sequence} cannot be read: {error}") from error
-    _check_buffers(message, [buffer.nbytes for buffer in buffers], limits)
-    return Envelope(epoch, sequence, message, buffers, head.nbytes + sum(buffer.nbytes for buffer in buffers))
+    sizes = [buffer.nbytes for buffer in buffers]
+    _check_buffers(message, sizes, limits)
+    return Envelope(epoch, sequence, message, buffers, head.nbytes + sum(sizes))
 
 
 def _check_buffers(message: object, found: list[int], limits: Limits) -> None:

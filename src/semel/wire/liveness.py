@@ -24,7 +24,9 @@ class Liveness:
     def __init__(self, deadlines: Deadlines, now: float) -> None:
         self._deadlines = deadlines
         self._began = self._heard = self._beat = self._active = now
-        self._is_open = self._has_acted = False
+        self._is_open = False
+        self.has_acted = False
+        """Whether something was sent that is more than a sign of life; its sender sets it."""
 
     def open(self, now: float) -> None:
         """Both ends have proved that they have the key."""
@@ -38,10 +40,6 @@ class Liveness:
         if is_activity:
             self._note_activity(now)
 
-    def act(self) -> None:
-        """Something is sent that is more than a sign of life."""
-        self._has_acted = True
-
     def extend_deadline(self, now: float) -> None:
         """Let the peer be heard until the next heartbeat: this process has not read what it may have sent."""
         grace_s = self._deadlines.heartbeat_s
@@ -49,8 +47,8 @@ class Liveness:
         self._began = max(self._began, now + grace_s - self._deadlines.handshake_s)
 
     def takes_beat(self, now: float) -> bool:
-        """Return whether a heartbeat is due; then the next one is due later."""
-        if self._has_acted:
+        """Whether a heartbeat is due; then the next one is due later."""
+        if self.has_acted:
             self._note_activity(now)
         if now < self._beat:
             return False
@@ -79,7 +77,7 @@ class Liveness:
         return self._began + self._deadlines.handshake_s
 
     def _note_activity(self, now: float) -> None:
-        self._has_acted = False
+        self.has_acted = False
         self._active = now
         self._beat = min(self._beat, now + self._deadlines.heartbeat_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec.structs import replace
@@ -20,8 +20,10 @@ _SMALL_DELTA_TOKENS: Final = 64
 _NONE: Final = Details()
 
 
-def to_deltas(request_id: str, output: Output) -> Iterator[Delta]:
+def to_deltas(request_id: str, output: Output) -> Iterable[Delta]:
     """Return the deltas of one output of a request: several if it has many log probabilities (S18)."""
+    if output.logprobs is None:
+        return (to_delta(request_id, output),)
     return (to_delta(request_id, piece) for piece in _pieces(output))
 
 

@@ -87,6 +87,7 @@ class Session:
         self._control = Traffic()
         self._bulk = Traffic()
         self._outbound = Outbound(limits)
+        self._has_bulk = False
         self._inbound = Inbound(limits)
         if (first := handshake.first()) is not None:
             self._enqueue(first)
@@ -135,14 +136,21 @@ class Session:
 
     @property
     def takes_submits(self) -> bool:
-        """Return whether it is open and neither end is draining."""
-        return self.is_open and not self._submits_over
+        """Whether it is open and neither end is draining."""
+        return self._state == "open" and not self._submits_over
 
     @property
     def has_room(self) -> bool:
-        """Return whether one more control message of any size is safe: a peer that reads stays below the limit of a
-        stuck one."""
-        return not self.is_open or self._control.unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
+        """Whether one more control message of any size is safe: a peer that reads stays below the limit of a stuck
+        one."""
+        control = self._control  # its numbers are read here: there is a call for each token
+        unread = control.sent - control.acknowledged
+        return self._state != "open" or unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is more to do than to wait for `next_deadline`: something to send, to tell, or an end."""
+        return bool(self._queue or self._deltas or self._has_bulk or self._events) or self._state == "ended"
 
     @property
     def has_read_slices(self) -> bool:
@@ -151,7 +159,8 @@ class Session:
 
     def send(self, message: ToWorker | ToFrontend) -> None:
         """Queue a control message. Deltas that are queued together are sent together."""
-        self._check_open()
+        if self._state != "open":
+            raise _not_open()
         if isinstance(message, Delta):
             self._enqueue_delta(message)
             return
@@ -159,18 +168,20 @@ class Session:
             raise ProtocolError(f"request {message.request_id} cannot be submitted: the session is draining")
         self._submits_over |= isinstance(message, Drain)
         if not isinstance(message, Status):
-            self._liveness.act()
+            self._liveness.has_acted = True
         self._enqueue(message)
 
     def send_packed(self, body: bytes) -> None:
         """Queue a status that was packed once for many sessions."""
-        self._check_open()
+        if self._state != "open":
+            raise _not_open()
         self._enqueue_packed(body)
 
     def send_feature(self, digest: Digest, feature: Feature) -> int:
         """Queue a feature after all control messages. Returns the number of its transfer, for `withdraw`."""
-        self._check_open()
-        self._liveness.act()
+        if self._state != "open":
+            raise _not_open()
+        self._liveness.has_acted = self._has_bulk = True
         return self._outbound.add(digest, feature)
 
     def withdraw(self, transfer: int) -> None:
@@ -190,7 +201,7 @@ class Session:
 
     def receive(self, frames: Sequence[Buffer], now: float) -> list[Event]:
         """Process one message from the peer."""
-        if self.has_ended:
+        if self._state == "ended":
             return self._take_events()
         try:
             self._events += self._accept(self._decode(frames), now)
@@ -211,22 +222,26 @@ class Session:
         self._liveness.extend_deadline(now)
 
     def outgoing(self, now: float) -> list[Frames]:
-        """Return the messages to send now, in order: control first, then as much bulk as the peer has room for."""
-        self._pack_deltas()
-        if self.is_open and self._liveness.takes_beat(now):
+        """The messages to send now, in order: control first, then as much bulk as the peer has room for."""
+        if self._deltas:
+            self._pack_deltas()
+        is_open = self._state == "open"
+        if is_open and self._liveness.takes_beat(now):
             self._enqueue(Heartbeat(self._control.report()))
             self._report_bulk(at_least=1)
-        frames = [self._numbered(epoch, body) for epoch, body in self._queue]
-        self._queue.clear()
-        if self._outbound and self.is_open:
+        frames: list[Frames] = []
+        while self._queue:
+            frames.append(self._numbered(*self._queue.popleft()))
+        if is_open and self._has_bulk:
             frames += self._bulk_frames()
+            self._has_bulk = bool(self._outbound)
         return frames
 
     def next_deadline(self) -> float:
         """Return when to call `tick` and `outgoing` again if nothing happens before."""
         if self._events:
             return -inf
-        return inf if self.has_ended else self._liveness.deadline
+        return inf if self._state == "ended" else self._liveness.deadline
 
     def _decode(self, frames: Sequence[Buffer]) -> Envelope[FrontendMessage] | Envelope[WorkerMessage]:
         # Before its proof, a peer may use no more of this process's time than a handshake takes.
@@ -249,14 +264,15 @@ class Session:
         self._liveness.hear(now, is_activity=not isinstance(message, Heartbeat | Status))
         if isinstance(message, Payload | Chunk):
             return self._accept_bulk(message, envelope)
-        self._control.read += envelope.nbytes
-        at_most = self._limits.max_unread_bytes // _CREDITS_PER_WINDOW
-        if self.is_open and (
-            self._control.unreported >= at_most  # so that only a peer that does not read is overrun
-            or (isinstance(message, Status) and message.more)  # the next slice waits for it
-        ):
-            self._enqueue(Heartbeat(self._control.report()))
-        return self._accept_control(message) if self.is_open else self._shake_hands(message, now)
+        control = self._control
+        control.read += envelope.nbytes
+        if self._state != "open":
+            return self._shake_hands(message, now)
+        # The first, so that only a peer that does not read is overrun; the next slice of a status waits for the second.
+        is_much = control.read - control.reported >= self._limits.max_unread_bytes // _CREDITS_PER_WINDOW
+        if is_much or (isinstance(message, Status) and message.more):
+            self._enqueue(Heartbeat(control.report()))
+        return list(message.deltas) if isinstance(message, Deltas) else self._accept_control(message)
 
     def _accept_control(self, message: Message) -> list[Event]:
         match message:
@@ -266,8 +282,6 @@ class Session:
                 self._bulk.acknowledge(read)
             case Withdraw(transfer=transfer):
                 self._inbound.withdraw(transfer)
-            case Deltas(deltas=deltas):
-                return list(deltas)
             case Bye():
                 return [self._part(message)]
             case Submit() if self._submits_over:
@@ -339,15 +353,12 @@ class Session:
         self._queue.clear()
         self._deltas.clear()
         self._outbound = Outbound(self._limits)
+        self._has_bulk = False
         self._inbound = Inbound(self._limits)
-
-    def _check_open(self) -> None:
-        if not self.is_open:
-            raise ProtocolError("the session is not open; send when it is, or to another worker")
 
     def _enqueue_delta(self, delta: Delta) -> None:
         """Collect small deltas: sent together they cost 2 µs each at either end, one by one 17."""
-        self._liveness.act()
+        self._liveness.has_acted = True
         if is_large(delta):
             self._enqueue(Deltas((delta,)))
             return
@@ -359,18 +370,19 @@ class Session:
         self._enqueue_packed(pack(message, self._limits))
 
     def _enqueue_packed(self, body: bytes) -> None:
-        self._pack_deltas()
+        if self._deltas:
+            self._pack_deltas()
         if self._state == "ended":
             return
-        self._control.sent += size_of(body)
+        control = self._control
+        control.sent += size_of(body)
         self._queue.append((self._epoch, body))
-        if self._control.unread > self._limits.max_unread_bytes:
-            self._events.append(self._end("overrun", f"the peer has left {self._control.unread:,} bytes unread"))
+        if control.sent - control.acknowledged > self._limits.max_unread_bytes:
+            self._events.append(self._end("overrun", f"the peer has left {control.unread:,} bytes unread"))
 
     def _pack_deltas(self) -> None:
-        if self._deltas:
-            deltas, self._deltas = tuple(self._deltas), []
-            self._enqueue(Deltas(deltas))
+        deltas, self._deltas = tuple(self._deltas), []
+        self._enqueue(Deltas(deltas))
 
     def _report_bulk(self, *, at_least: int) -> None:
         if self._bulk.unreported >= at_least:
@@ -394,6 +406,10 @@ class Session:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _not_open() -> ProtocolError:
+    return ProtocolError("the session is not open; send when it is, or to another worker")
 
 
 @dataclass(slots=True)

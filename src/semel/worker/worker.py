@@ -302,7 +302,8 @@ class Worker:
                 self._publisher.tell(peer)
                 self._send(peer, Accepted(submit.request_id))
                 current_span().add_event("accepted")
-                await in_slices(_let_go(features))
+                if features:
+                    await in_slices(_let_go(features))
                 async for output in stream:
                     if request.turn is not None:
                         self._turns.count(request.turn, output)
@@ -327,8 +328,8 @@ class Worker:
             features = self._intake.features(peer, submit.request_id)
             try:
                 submission = await assemble(submit, features, self._engine, span_trace(current_span()))
-                if request.observed is None:
-                    request.observed = Observed.begin(current_span(), submission, self._engine.contract.model)
+                if request.observed is None and (span := current_span()).is_recording():
+                    request.observed = Observed.begin(span, submission, self._engine.contract.model)
                 if request.turn is None:
                     submission = await self._engine.prepare(submission)  # who waits for that takes no place
                     request.turn = await self._turns.take(submission)

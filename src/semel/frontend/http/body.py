@@ -52,6 +52,9 @@ _SMALL_BYTES: Final = 256 * 1024
 _SMALL_VALUES: Final = 4_096
 """A JSON text of this size with so many values is parsed on the event loop, in 4 ms at most; others in a thread."""
 
+_RESERVED_BYTES: Final = 64 * 1024
+"""A body of this size is charged once, when it is announced; a longer one as it comes."""
+
 _PIECE: Final = 1 << 20
 """What is done to the bytes of a body on the event loop, or with the interpreter's lock, is done to so many at once."""
 
@@ -63,8 +66,10 @@ _T = TypeVar("_T")
 async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:
     """Read a JSON body. Charges the memory of its parsed values to the account too."""
     body = await read_bytes(request, limits, account)
-    values = await run_if_heavy(partial(_count_values, body, limits), light=len(body) <= _PIECE)
-    account.take(_VALUE_BYTES * values)
+    if len(body) <= _PIECE:
+        take_values(body, limits, account)
+    else:
+        account.take(_VALUE_BYTES * await asyncio.to_thread(_count_values, body, limits))
     return body
 
 
@@ -91,16 +96,22 @@ async def read_upload(request: Request, limits: BodyLimits, account: Account, *,
 async def _receive(request: Request, limits: BodyLimits, account: Account, add: Callable[[bytes], None]) -> None:
     _check_encoding(request)
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal():
-        _check_size(int(announced), limits)
-        account.check(int(announced))
+    reserved = int(announced) if announced.isdecimal() else 0
+    _check_size(reserved, limits)
+    if reserved <= _RESERVED_BYTES:
+        account.take(reserved)
+    else:
+        account.check(reserved)  # and charge what comes: who sends nothing must not hold much
+        reserved = 0
     size, chunks = 0, request.stream()
     try:
         async with asyncio.timeout(limits.max_s), aclosing(chunks):
             async for chunk in chunks:
                 size += len(chunk)
-                _check_size(size, limits)
-                account.take(len(chunk))
+                if size > reserved:
+                    _check_size(size, limits)
+                    account.take(size - reserved)
+                    reserved = size
                 add(chunk)
     except TimeoutError:
         raise RequestTooSlow(
@@ -219,6 +230,8 @@ def _is_small(body: bytes | bytearray) -> bool:
 
 
 def _marks(body: bytes | bytearray) -> int:
+    if len(body) <= _SMALL_VALUES:
+        return sum(map(body.count, _MARKS))
     return sum(_count(body, mark, start, start + _PIECE) for start in range(0, len(body), _PIECE) for mark in _MARKS)
 
 

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from starlette.requests import Request
-from starlette.types import Scope
 
 from semel.frontend.api.shared.unknown_fields import UnknownFields
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
-__all__ = ["IGNORED_FIELDS_HEADER", "IgnoredFields", "ignored_fields_header"]
+__all__ = ["IGNORED_FIELDS", "IGNORED_FIELDS_HEADER", "IgnoredFields"]
 
 IGNORED_FIELDS_HEADER: Final = "x-semel-ignored-fields"
-_STATE: Final = "ignored_fields"
+IGNORED_FIELDS: Final = "ignored_fields"
+"""Where the state of a request has the value of that header, if something was ignored."""
+
 _LOG_EVERY_S: Final = 60.0
 
 logger = logging.getLogger(__name__)
@@ -35,12 +36,10 @@ class IgnoredFields:
 
     def tell(self, request: Request, unknown: UnknownFields) -> None:
         """Count what was ignored of a request, and warn of it."""
-        if not unknown.count:
-            return
         route = getattr(request.scope.get("route"), "path", "unknown")
         self._fields[route] += unknown.count
         if unknown.mode == "warn":
-            setattr(request.state, _STATE, header := unknown.header())
+            setattr(request.state, IGNORED_FIELDS, header := unknown.header())
             self._log(route, header)
 
     def samples(self) -> Iterator[Sample]:
@@ -58,9 +57,3 @@ class IgnoredFields:
             *(route, header, self._unlogged),
         )
         self._quiet_until, self._unlogged = now + _LOG_EVERY_S, 0
-
-
-def ignored_fields_header(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The header of a response that names what was ignored of its request, if something was."""
-    header: str | None = scope.get("state", {}).get(_STATE)
-    return [] if header is None else [(IGNORED_FIELDS_HEADER.encode(), header.encode("latin-1"))]

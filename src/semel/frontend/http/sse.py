@@ -1,12 +1,12 @@
-"""Server-sent events over answers that are being generated."""
+"""Sends answers of every shape: complete, or as server-sent events while they are generated."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -14,18 +14,21 @@ from starlette.types import Receive, Scope, Send
 
 from semel.core import Output
 from semel.engine import Stream
-from semel.errors import SemelError
+from semel.errors import RequestError, SemelError, ServiceError
 from semel.frontend.budget import Account
 from semel.web.errors import public_error_body
+from semel.web.responses import json_response
 
 __all__ = [
     "DONE",
+    "AnswerBuilder",
     "EventFormat",
     "EventStream",
     "error_event",
     "event",
     "merged",
     "named_event",
+    "respond",
     "stream_ending",
     "until_gone",
 ]
@@ -57,48 +60,46 @@ class EventStream(Response):
         """The account of the request, until its first output closes it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
+        """Send the events, then the error that ended them, if any, then the end marker, until the client disconnects.
+
+        One coroutine: each token resumes it.
+        """
         scope[_ENDING] = self._form
+        working = asyncio.current_task()
+        assert working is not None
+        gone = over = False
+
+        def leave(_: asyncio.Future[None]) -> None:
+            nonlocal gone
+            if not over:
+                gone = True
+                working.cancel()
+
+        watching = asyncio.ensure_future(until_gone(receive))
+        watching.add_done_callback(leave)
         try:
-            await _unless_gone(receive, self._send(send))
+            with nullcontext() if self.account is None else self.account.revocable():  # who reads nothing yields
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                async for one in self._events:
+                    await send({"type": "http.response.body", "body": one, "more_body": True})
+            except (RequestError, ServiceError) as error:
+                await send({"type": "http.response.body", "body": self._form.error(error), "more_body": True})
+            if self._form.done:
+                await send({"type": "http.response.body", "body": self._form.done, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.CancelledError:
+            if not gone or working.uncancel() > 0:  # another caller cancelled this task too
+                raise
         finally:
+            over = True
+            watching.cancel()
             await self.close()
 
     async def close(self) -> None:
         """Close the streams. A response that will not be sent needs nothing else."""
         for stream in self._streams:
             await stream.close()
-
-    async def _send(self, send: Send) -> None:
-        with nullcontext() if self.account is None else self.account.revocable():  # a client that reads nothing yields
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for one in self._events:
-            await send({"type": "http.response.body", "body": one, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` in the current task; cancel it as soon as the client disconnects."""
-    working = asyncio.current_task()
-    assert working is not None
-    gone = over = False
-
-    def leave(_: asyncio.Future[None]) -> None:
-        nonlocal gone
-        if not over:
-            gone = True
-            working.cancel()
-
-    watching = asyncio.ensure_future(until_gone(receive))
-    watching.add_done_callback(leave)
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not gone or working.uncancel() > 0:  # another caller cancelled this task too
-            raise
-    finally:
-        over = True
-        watching.cancel()
 
 
 async def until_gone(receive: Receive) -> None:
@@ -138,6 +139,49 @@ def stream_ending(scope: Scope, error: SemelError) -> bytes:
     """What ends a stream that is being sent, with an error."""
     form: EventFormat = scope.get(_ENDING) or EventFormat()
     return form.error(error) + form.done
+
+
+class AnswerBuilder(Protocol):
+    """Builds a response from outputs: chunk by chunk, or complete at the end."""
+
+    def add(self, output: Output) -> None:
+        """Collect an output for the complete response."""
+        ...
+
+    def whole(self) -> object:
+        """The complete response."""
+        ...
+
+    def chunks(self, output: Output) -> Iterable[object]:
+        """The chunks for one output."""
+        ...
+
+    def closing(self) -> Iterable[object]:
+        """The chunks that end a stream."""
+        ...
+
+
+async def respond(
+    stream: Stream, answer: AnswerBuilder, *, streamed: bool, form: EventFormat | None = None
+) -> Response:
+    """The response with an answer. It closes the stream when it ends."""
+    if streamed:
+        form = form or EventFormat()
+        return EventStream([stream], _events(stream, answer, form.encode), form)
+    try:
+        async for output in stream:
+            answer.add(output)
+    finally:
+        await stream.close()
+    return json_response(answer.whole())
+
+
+async def _events(stream: Stream, answer: AnswerBuilder, encode: Callable[[Any], bytes]) -> AsyncIterator[bytes]:
+    async for output in stream:
+        for chunk in answer.chunks(output):
+            yield encode(chunk)
+    for chunk in answer.closing():
+        yield encode(chunk)
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Output]]:

@@ -11,7 +11,7 @@ another (threats S25). A request with a valid key does not wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.requests import Request
@@ -19,8 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring
 from semel.errors import InvalidKey
-from semel.frontend.http.errors import refusal
-from semel.frontend.http.route_names import name_route
+from semel.frontend.http.errors import name_route, refusal
 from semel.telemetry.request_context import entered_as
 from semel.web.admission import mark_evictable
 from semel.web.peers import UNKNOWN, network_of
@@ -49,11 +48,13 @@ class Authentication:
         self._count = count
         self._wait_s = wait_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Pass a request on, or refuse it. Without keys no coroutine: each token would resume it."""
         if scope["type"] != "http" or not len(self._keys) or scope["path"] in OPEN:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._check(scope, receive, send)
+
+    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = _key(Request(scope))
         name = None if scope["path"] in OPERATORS else self._keys.tenant(key)
         if name is None:

@@ -262,7 +262,7 @@ class ConcurrencyLimit:
             await self._app(scope, receive, send)
             return
         tenant = scope.get("state", {}).get("tenant", "")
-        client = _Client(receive, send)
+        client = _Client(receive)
         if (wait_s := self._aborts.wait_s(tenant)) and not await client.stays(wait_s):
             self._aborts.end(tenant, 0.0)
             await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
@@ -273,7 +273,7 @@ class ConcurrencyLimit:
             await self._refuse(error, tenant, scope, client.receive, send)
             return
         place.ending, revocation = Revocation(), Revocation()
-        answer = _Answer(client.send, partial(self._commit, place, revocation))
+        answer = _Answer(client, send, partial(self._commit, place, revocation))
         began_s = self._aborts.now()
         try:
             with place.ending, revocation:
@@ -296,10 +296,13 @@ class ConcurrencyLimit:
         revocation.end()
         self._limiter.commit(place)
 
-    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        if not (limit_s := self._limiter.limits.max_request_s):
-            await self._app(scope, receive, answer.send)
-            return
+    def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> Awaitable[None]:
+        """Pass a request on. No coroutine without a deadline: each token would resume it."""
+        if limit_s := self._limiter.limits.max_request_s:
+            return self._serve_within(limit_s, scope, receive, answer)
+        return self._app(scope, receive, answer.send)
+
+    async def _serve_within(self, limit_s: float, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
             async with asyncio.timeout(limit_s) as timeout:
                 await self._app(scope, receive, answer.send)
@@ -335,13 +338,12 @@ class ConcurrencyLimit:
 class _Client:
     """What is known of the client while it is answered."""
 
-    __slots__ = ("_early", "_is_answered", "_receive", "_send", "has_left")
+    __slots__ = ("_early", "_receive", "has_left", "is_answered")
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._send = send
         self._early: dict[str, Any] | None = None
-        self._is_answered = False
+        self.is_answered = False
         self.has_left = False
         """Whether it disconnected before its answer was complete."""
 
@@ -364,23 +366,18 @@ class _Client:
             early, self._early = self._early, None
             return early | {"body": bytes(early["body"])}
         message = await self._receive()
-        if message["type"] == "http.disconnect" and not self._is_answered:
+        if message["type"] == "http.disconnect" and not self.is_answered:
             self.has_left = True
         return message
-
-    def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
-        """Send a part of the answer. No coroutine: there is a call per token."""
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            self._is_answered = True
-        return self._send(message)
 
 
 class _Answer:
     """A response that is being sent. Most of its messages are events, one for each token: they cost no coroutine."""
 
-    __slots__ = ("_on_begin", "_send", "has_begun", "is_complete", "is_events")
+    __slots__ = ("_client", "_on_begin", "_send", "has_begun", "is_complete", "is_events")
 
-    def __init__(self, send: Send, on_begin: Callable[[], None]) -> None:
+    def __init__(self, client: _Client, send: Send, on_begin: Callable[[], None]) -> None:
+        self._client = client
         self._send = send
         self._on_begin = on_begin
         self.has_begun = self.is_events = self.is_complete = False
@@ -394,9 +391,10 @@ class _Answer:
         self._on_begin()
         await self._send(message)  # a cancellation can only come before this sends anything
         self.has_begun = True
-        kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
-        self.is_events = any(kind.startswith(EventStream.media_type.encode()) for kind in kinds)
+        for name, value in message.get("headers", ()):
+            self.is_events |= name == b"content-type" and value.startswith(EventStream.media_type.encode())
 
     async def _end(self, message: MutableMapping[str, Any]) -> None:
+        self._client.is_answered = True
         await self._send(message)
         self.is_complete = True

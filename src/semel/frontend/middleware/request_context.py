@@ -1,6 +1,6 @@
-"""Gives each request an id, a span and a log line, even if it fails with an unexpected error.
+"""Counts each request, and gives it an id, a span and a log line, even if it fails with an unexpected error.
 
-Probes get none of these: they come every few seconds and carry no information. A client's id is recorded beside semel's
+Probes are only counted: they come every few seconds and carry no information. A client's id is recorded next to semel's
 own id and never replaces it: two clients may send the same id, and their requests must stay distinguishable.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, MutableMapping
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -17,10 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import InvalidKey, ServiceError
 from semel.frontend.http.body import CLIENT_CLOSED
-from semel.frontend.http.errors import id_headers, refusal
-from semel.frontend.http.ignored_fields import ignored_fields_header
+from semel.frontend.http.errors import MESSAGES, refusal
+from semel.frontend.http.ignored_fields import IGNORED_FIELDS, IGNORED_FIELDS_HEADER
 from semel.frontend.middleware.authentication import PROBES, tenant_name
 from semel.frontend.middleware.concurrency import CUT_OFF
+from semel.telemetry import Meter, metrics
 from semel.telemetry.logs import ACCESS_LOGGER, SampledLog
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.spans import Tracing, fail_span
@@ -36,16 +38,17 @@ access = logging.getLogger(ACCESS_LOGGER)
 class RequestContextMiddleware:
     """Enters the context of each request, and records its outcome. Plain ASGI, as all middleware here."""
 
-    def __init__(self, app: ASGIApp, tracing: Tracing, *, log_requests: bool) -> None:
+    def __init__(self, app: ASGIApp, tracing: Tracing, meter: Meter, *, log_requests: bool) -> None:
         self._app = app
         self._tracing = tracing
+        self._meter = meter
         self._log_requests = log_requests
         self._strangers = SampledLog(access, logging.INFO)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http" or scope["path"] in PROBES:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, partial(self._send, scope, send))
             return
         began, status = perf_counter(), None
         http_request = Request(scope)
@@ -56,14 +59,18 @@ class RequestContextMiddleware:
             self._tracing.tracer,
         )
         name = (request.client_id or request.request_id).encode("latin-1")
-        headers = [(header, name) for header in id_headers(scope["path"])]
+        headers = [(b"x-request-id", name)]
+        if f"{scope['path']}/".startswith(f"{MESSAGES}/"):
+            headers.append((b"request-id", name))
 
-        async def answer(message: MutableMapping[str, Any]) -> None:
+        def answer(message: MutableMapping[str, Any]) -> Awaitable[None]:
+            """Send a part of the response. No coroutine: there is a call for each token."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *headers, *ignored_fields_header(scope)]
-            await send(message)
+                message["headers"] = [*message.get("headers", ()), *headers]
+                return self._send(scope, send, message)
+            return send(message)
 
         with entered(request):
             try:
@@ -79,10 +86,17 @@ class RequestContextMiddleware:
                 if (cut := scope.get(CUT_OFF)) is not None:
                     tell_fault(cut)
                     logger.info("an answer was cut off: %s", cut)
-                route = getattr(scope.get("route"), "path", "unknown")
+                route = _route(scope)
                 _close(request, http_request.method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
                     self._log(http_request, route, status or CLIENT_CLOSED, perf_counter() - began)
+
+    def _send(self, scope: Scope, send: Send, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self._meter.count(metrics.REQUESTS, _route(scope), str(message["status"]))
+            if (ignored := scope.get("state", {}).get(IGNORED_FIELDS)) is not None:
+                message["headers"].append((IGNORED_FIELDS_HEADER.encode(), ignored.encode("latin-1")))
+        return send(message)
 
     def _log(self, request: Request, route: str, status: int, seconds: float) -> None:
         """Log one line, with the client's address and the tenant of its key; a proxy in front is the client.
@@ -99,6 +113,10 @@ class RequestContextMiddleware:
         values = (request.method, route, status, end, seconds, client, f" ({tenant})" if tenant else "")
         log = self._strangers.log if status == InvalidKey.status else access.info
         log("%s %s %d%s in %.3f s for %s%s", *values, extra={"fields": fields})
+
+
+def _route(scope: Scope) -> str:
+    return getattr(scope.get("route"), "path", "unknown")
 
 
 def _client_id(request: Request) -> str | None:

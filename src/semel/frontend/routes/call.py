@@ -154,7 +154,8 @@ async def _read_within(
     parsing = parse_body(body, kind, limits, unknown)
     del body  # the parser drops it early
     parsed = await parsing
-    service.ignored_fields.tell(request, unknown)
+    if unknown.count:
+        service.ignored_fields.tell(request, unknown)
     return call.admit(parsed)
 
 

@@ -13,13 +13,12 @@ from semel.core import Output
 from semel.engine import Stream
 from semel.errors import SemelError
 from semel.fleet.affinity import ConversationPrefix
-from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk, ChatResponse, Head
 from semel.frontend.api.openai.requests import ChatCompletionRequest
 from semel.frontend.api.openai.translation import Translated
 from semel.frontend.execution import submit_draft
-from semel.frontend.http.respond import respond
-from semel.frontend.http.sse import EventFormat, named_event
+from semel.frontend.http.sse import EventFormat, named_event, respond
 from semel.frontend.routes.call import Call
 from semel.frontend.service import ServedModel
 from semel.store.names import public_id
@@ -95,7 +94,8 @@ async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
     """Submit a chat. Its caller keeps no reference to the request: it has the media, which are dropped early."""
     request_id, serving = call.request_id, call.serving
     parsing, role = request.parsing(), request.role
-    reading, opening = call.read_chat(request), ConversationPrefix.of_chat(request.messages)
+    reading = call.read_chat(request)
+    opening = ConversationPrefix.of_chat(request.messages) if serving.fleet.has_choice else None
     request = request.model_copy(
         update={"messages": []}
     )  # the response must not keep their base64: only `reading` has it

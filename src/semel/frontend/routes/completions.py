@@ -13,14 +13,13 @@ from starlette.responses import Response
 from semel.core import Prompt
 from semel.engine import Stream
 from semel.fleet.affinity import ConversationPrefix
-from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk
 from semel.frontend.api.openai.completion_response import CompletionResponse, Echo, TextCompletion, TextCompletionChunk
 from semel.frontend.api.openai.requests import ChatCompletionRequest, CompletionRequest, InvocationRequest
 from semel.frontend.api.shared.logprobs import Decode
 from semel.frontend.execution import submit_draft
-from semel.frontend.http.respond import respond, with_error_event
-from semel.frontend.http.sse import EventStream, event, merged
+from semel.frontend.http.sse import EventStream, event, merged, respond
 from semel.frontend.routes.call import Call, read_prompt_json, serve_call
 from semel.frontend.routes.chat import answer_head, begin_chat
 from semel.frontend.routes.openapi import DocumentedRoute, takes
@@ -114,7 +113,7 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
         )
         if request.stream:
             handed_over = True
-            return EventStream(streams, with_error_event(_completion_events(streams, answer)))
+            return EventStream(streams, _completion_events(streams, answer))
         async for number, output in merged(streams):
             answer.add(number, output)
     finally:

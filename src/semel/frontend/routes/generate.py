@@ -25,14 +25,14 @@ from semel.core import Digest, Feature, FeatureInfo, Output, Placeholder, Prompt
 from semel.engine import Stream
 from semel.errors import FeatureRejected, InvalidRequest, UnknownFeatures
 from semel.fleet.affinity import ConversationPrefix
-from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.api.tokens.generate_request import GenerateRequest, RequestItem
 from semel.frontend.api.tokens.generate_response import Generated, GeneratedChunk, GenerateResponse
 from semel.frontend.api.tokens.render_response import PROMPT, features_body
 from semel.frontend.execution import submit
 from semel.frontend.http.body import parse_body, read_bytes, take_values
-from semel.frontend.http.respond import respond
+from semel.frontend.http.sse import respond
 from semel.frontend.items.client_features import IdentifiedItem, Owner, features_of, identify_items
 from semel.frontend.items.ownership import features_with_tags
 from semel.frontend.routes.call import Call, prompt_limits, read_prompt_json, serve_call
@@ -106,7 +106,8 @@ async def _ask_file(
     unknown = service.unknown_fields()
     text = await run_if_heavy(partial(encode, prompt), light=len(prompt) <= _SHORT_CHARS)
     parsed = await parse_body(text, kind, limits, unknown)
-    service.ignored_fields.tell(request, unknown)
+    if unknown.count:
+        service.ignored_fields.tell(request, unknown)
     return call.admit(parsed).with_tensors(features_of(file.entries))
 
 

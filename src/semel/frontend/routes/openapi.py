@@ -97,7 +97,9 @@ class DocumentedApp(Starlette):
     def __init__(
         self, routes: Iterable[DocumentedRoute], *, secured: bool, closed: bool = False, **options: Any
     ) -> None:
-        super().__init__(routes=[DocumentedRoute("/openapi.json", self._send_document), *routes], **options)
+        self._documented = [DocumentedRoute("/openapi.json", self._send_document), *routes]
+        # Looked at one by one: those with a body first, and probes last.
+        super().__init__(routes=sorted(self._documented, key=lambda route: "GET" in (route.methods or ())), **options)
         self._secured = secured
         self._closed = closed
 
@@ -118,8 +120,7 @@ class DocumentedApp(Starlette):
         return json_response(self.openapi())
 
     def _paths(self) -> Iterable[tuple[str, dict[str, Any]]]:
-        for route in self.routes:
-            assert isinstance(route, DocumentedRoute)
+        for route in self._documented:
             if route.include_in_schema and not (self._secured and route.path in OPERATORS):
                 yield route.path, {method.lower(): self._operation(route) for method in sorted(route.methods or ())}
 

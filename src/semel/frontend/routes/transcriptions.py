@@ -18,7 +18,7 @@ from starlette.responses import Response
 from semel.core import Media, Tenant
 from semel.engine import Stream
 from semel.errors import EngineFailed, InvalidRequest
-from semel.fleet.fleet import BufferedAnswer, StreamedAnswer
+from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.frontend.api.openai.audio_request import SpeechRequest, TranscriptionRequest, TranslationRequest, speech_of
 from semel.frontend.api.openai.chat_response import Head
 from semel.frontend.api.openai.transcription_response import (
@@ -33,7 +33,7 @@ from semel.frontend.api.openai.transcription_response import (
 )
 from semel.frontend.execution import submit_draft
 from semel.frontend.http.body import read_bytes
-from semel.frontend.http.respond import respond
+from semel.frontend.http.sse import respond
 from semel.frontend.items.clips import Chain, Clip, read_clip
 from semel.frontend.routes.call import Call, serve_call
 from semel.frontend.routes.openapi import DocumentedRoute, takes
@@ -119,7 +119,8 @@ async def _ask(
     form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
     unknown = service.unknown_fields()
     speech = speech_of(form, adapter, kind.form_fields(), unknown)
-    service.ignored_fields.tell(request, unknown)
+    if unknown.count:
+        service.ignored_fields.tell(request, unknown)
     call.serving.check_model(speech.model)
     call.account.keep(len(speech.file))
     return speech

@@ -221,11 +221,7 @@ class _Named(RemoteWorker):
 
     def __init__(self, link: FrontendLink, number: int) -> None:
         super().__init__(link)
-        self._number = number
-
-    @property
-    def name(self) -> str:
-        return f"{super().name}#{self._number}"
+        self.name = f"{self.name}#{number}"
 
 
 async def _idle(worker: _Worker, seconds: float) -> tuple[float, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from semel.core import AssemblyKind, Item, Modality
@@ -16,11 +15,10 @@ from semel.errors import ConfigError, InvalidRequest, TemplateError
 from semel.render.chat.messages import Conversation
 from semel.render.chat.template import ChatTemplate
 from semel.render.chat.template_messages import Insertion, transcribe, without_developer
-from semel.render.offload import run_if_heavy
 from semel.render.tokens.placeholder_escape import are_spelled, break_spellings, map_strings, strings_in, unused_letters
 from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 
-__all__ = ["ChatRenderer", "ChatRequest", "tokenize_chat"]
+__all__ = ["ChatRenderer", "ChatRequest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +38,14 @@ class ChatRenderer:
     assembly: Mapping[Modality, AssemblyKind] = field(default_factory=dict)
     """How the items of a modality enter a prompt; one that is not listed is spliced."""
 
+    _ids: dict[int, Modality] = field(default_factory=dict, init=False, repr=False, compare=False)
+
     def placeholder_ids(self) -> dict[int, Modality]:
-        """Return the ids of the placeholders that are one token, as `expand` needs them."""
-        ids = {modality: self._token_id(modality, text) for modality, text in self.placeholders.items()}
-        return {token: modality for modality, token in ids.items() if token is not None}
+        """The ids of the placeholders that are one token, as `expand` needs them."""
+        if not self._ids:
+            ids = {modality: self._token_id(modality, text) for modality, text in self.placeholders.items()}
+            self._ids.update({token: modality for modality, token in ids.items() if token is not None})
+        return self._ids
 
     def splices(self, items: Iterable[Item]) -> bool:
         """Return whether replacing placeholder tokens by layouts is all that these items need."""
@@ -163,19 +165,3 @@ class ChatRequest:
     mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
     return_media_ids: bool = False
     """Whether the ids of all items are wanted, by which later chats may name them."""
-
-
-async def tokenize_chat(
-    renderer: ChatRenderer, conversation: Conversation, request: ChatRequest, light: bool, room: TextRoom
-) -> list[int]:
-    """Return the tokens of a chat, made off the event loop unless it is `light`."""
-    tokenize = partial(
-        renderer.tokenize,
-        conversation,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        template_kwargs=request.chat_template_kwargs,
-        room=room,
-    )
-    return await run_if_heavy(tokenize, light=light and renderer.tokenizer.is_local)

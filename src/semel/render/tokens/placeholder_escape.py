@@ -89,8 +89,9 @@ def are_spelled(literals: Iterable[str], texts: Sequence[str]) -> bool:
     """Return whether a text spells one of the literals, alone or where one text ends and another begins."""
     literals = tuple(literals)
     words = "\0".join(texts)
-    if any(literal in words for literal in literals):
-        return True
+    for literal in literals:
+        if literal in words:
+            return True
     begins, ends = _parts(literals)
     return any(text.endswith(begins) for text in texts) and any(text.startswith(ends) for text in texts)
 

@@ -25,7 +25,7 @@ from semel.wire.messages import NONCE_BYTES, Resume
 from semel.wire.session import Session, ToWorker
 from semel.wire.zmq.address import transport_keys
 from semel.wire.zmq.backoff import NO_HANDSHAKE, Backoff, Retries
-from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopBudget, weight
+from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopBudget
 from semel.wire.zmq.sockets import NO_KEYS_MATCH, ClientSockets, SessionSocket, ZmqClientSockets
 
 __all__ = ["Connected", "FrontendLink", "LinkSession"]
@@ -214,8 +214,10 @@ class FrontendLink:
 
     def _on_message(self, frames: Frames) -> None:
         if self._attempt is not None:
-            self._tell(self._attempt.session.receive(frames, self._loop.time()))
-            self._flush_soon()
+            session = self._attempt.session
+            self._tell(session.receive(frames, self._loop.time()))
+            if session.is_due or session.next_deadline() < self._alarm.due:  # a token gives nothing to send
+                self._flush_soon()
 
     def _on_broken(self, why: str) -> None:
         if self._refused is not None:
@@ -240,7 +242,7 @@ class FrontendLink:
             else:
                 if isinstance(event, Reset):
                     self._code = event.code
-                self._queue.put(event, weight(event))
+                self._queue.put(event, 0)  # features come to workers only
         if self._queue.is_full and self._attempt is not None:
             self._attempt.socket.pause()
 

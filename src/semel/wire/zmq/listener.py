@@ -340,8 +340,8 @@ class WorkerListener:
 
     def _set_alarm(self) -> None:
         """Ring for the next session that is due, and a little later: one ring serves all that are due by then."""
-        if self._timers.next < inf:
-            self._alarm.set(self._timers.next + self._deadlines.heartbeat_s / _RINGS)
+        if (due := self._timers.next) < inf:
+            self._alarm.set(due + self._deadlines.heartbeat_s / _RINGS)
 
     def _on_time(self) -> None:
         now = self._loop.time()

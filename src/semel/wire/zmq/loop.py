@@ -189,31 +189,33 @@ class Alarm:
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
-        self._due = inf
+        self.due = inf
+        """The loop time at which it fires."""
+
         self.late_s = 0.0
         """How late it fired the last time: so long the loop did nothing else, nor read what has come."""
 
     def set(self, when: float) -> None:
         """Fire at this loop time or earlier."""
-        if when < self._due:
+        if when < self.due:
             self.cancel()
-            self._due = max(when, self._loop.time())
-            self._handle = self._loop.call_at(self._due, self._go_off)
+            self.due = max(when, self._loop.time())
+            self._handle = self._loop.call_at(self.due, self._go_off)
 
     def cancel(self) -> None:
         """Do not fire."""
         if self._handle is not None:
             self._handle.cancel()
-        self._handle, self._due = None, inf
+        self._handle, self.due = None, inf
 
     def _go_off(self) -> None:
-        if self._due == inf:
+        if self.due == inf:
             return  # cancelled while it waited
         if self._budget is not None and not self._budget.has_time():
             self._budget.wait(self._go_off)
             return
-        self.late_s = self._loop.time() - self._due
-        self._handle, self._due = None, inf
+        self.late_s = self._loop.time() - self.due
+        self._handle, self.due = None, inf
         self._ring()
 
 
@@ -226,13 +228,15 @@ class EventQueue(Generic[_T]):
         self._on_room = on_room
         self._events: deque[tuple[_T, int]] = deque()
         self._bytes = 0
-        self._closed = False
+        self._closed = self._was_full = False
         self._changed = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
-        """Return whether the caller must stop reading."""
-        return len(self._events) >= self._max_events or self._bytes >= self._max_bytes
+        """Whether the caller must stop reading. Once it has been, `on_room` is called when it is not any more."""
+        is_full = len(self._events) >= self._max_events or self._bytes >= self._max_bytes
+        self._was_full |= is_full
+        return is_full
 
     def put(self, event: _T, nbytes: int) -> None:
         """Add an event that uses this many bytes of memory."""
@@ -255,10 +259,10 @@ class EventQueue(Generic[_T]):
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
-        was_full = self.is_full
         event, nbytes = self._events.popleft()
         self._bytes -= nbytes
-        if was_full and not self.is_full:
+        if self._was_full and not self.is_full:
+            self._was_full = False
             self._on_room()
         return event
 

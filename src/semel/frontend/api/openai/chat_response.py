@@ -230,7 +230,7 @@ class ChatResponse:
             "service_tier": None,
             "system_fingerprint": self._head.fingerprint,
             "usage": self._usage.whole(),
-            "prompt_logprobs": prompt_logprobs(self._prompt_logprobs),
+            "prompt_logprobs": None if self._prompt_logprobs is None else prompt_logprobs(self._prompt_logprobs),
             "prompt_token_ids": self._prompt_ids if self._options.token_ids else None,
             "prompt_text": None,
             "kv_transfer_params": None,
@@ -241,16 +241,17 @@ class ChatResponse:
             body["media_ids"] = list(self._media_ids)
         return body
 
-    def chunks(self, output: Output) -> Iterator[ChatCompletionChunk]:
+    def chunks(self, output: Output) -> list[ChatCompletionChunk]:
         """The chunks for one output. Before the first output, each choice gets a chunk with the role."""
         self._usage.add(output)
+        chunks: list[ChatCompletionChunk] = []
         if not self._begun:
             self._begun = True
-            yield from self._beginning()
+            chunks += self._beginning()
         choice = self._choices[output.index]
         choice.completion_tokens += len(output.token_ids)
         if (shaped := self._piece(output)) is None:
-            return
+            return chunks
         chunk = self._chunk([shaped])
         if output.finish_reason is not None:
             shaped["stop_reason"] = output.stop_reason
@@ -258,7 +259,8 @@ class ChatResponse:
                 chunk["system_fingerprint"] = self._head.fingerprint
         if self._options.running_usage:
             chunk["usage"] = self._running_usage(choice.completion_tokens)
-        yield chunk
+        chunks.append(chunk)
+        return chunks
 
     def closing(self) -> Iterator[ChatCompletionChunk]:
         """The last chunk of a stream, with its usage, if the client requested it."""
@@ -280,7 +282,7 @@ class ChatResponse:
         }
 
     def _whole_choice(self, index: int, choice: _Choice) -> ChatChoice:
-        hidden = self._is_hidden(choice.message)
+        hidden = choice.message is not None and not self._options.reasoning
         return {
             "index": index,
             "message": self._message(choice),
@@ -318,8 +320,8 @@ class ChatResponse:
             yield chunk
 
     def _piece(self, output: Output) -> ChatChunkChoice | None:
-        """The choice of a chunk; None if it would be empty."""
-        hidden = self._is_hidden(output.message)
+        """The choice of a chunk; None if it would be empty. Tokens are hidden if the client excluded reasoning."""
+        hidden = output.message is not None and not self._options.reasoning
         logprobs: ChatLogprobs | None = None
         token_ids: Sequence[int] | None = None
         if self._options.logprobs and not hidden:
@@ -337,10 +339,6 @@ class ChatResponse:
             "finish_reason": output.finish_reason,
             "token_ids": token_ids,
         }
-
-    def _is_hidden(self, message: Mapping[str, Any] | None) -> bool:
-        """Whether tokens must be hidden: the client excluded reasoning, and the message may contain some."""
-        return message is not None and not self._options.reasoning
 
     def _running_usage(self, completion_tokens: int) -> StreamedUsage:
         """The usage of one choice. Its reasoning tokens are counted when it ends."""

@@ -137,9 +137,8 @@ class _Chat(OwnedRequest):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        tools = [tool.for_template() for tool in self.tools or ()]
-        if tools or self.chat_template_kwargs:
-            both = [tools, self.chat_template_kwargs]
+        if self.tools or self.chat_template_kwargs:
+            both = [[tool.for_template() for tool in self.tools or ()], self.chat_template_kwargs]
             check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
         return self
 
@@ -216,8 +215,9 @@ class _Sampled(OwnedRequest, Ignored):
                 "logprob_token_ids",
                 f"{sampling:,} for the {self.n} answers; the limit is {_MAX_CHOSEN_LOGPROBS:,}: name fewer, or lower n",
             )
-        if (form := constrained_field(self.response_format, self.structured_outputs)) is not None:
-            check_tokens_left(self.__dict__, form)
+        form, outputs = self.response_format, self.structured_outputs
+        if (form or outputs) and (name := constrained_field(form, outputs)) is not None:
+            check_tokens_left(self.__dict__, name)
         return self
 
     def sampling(self) -> Mapping[str, object]:
@@ -272,7 +272,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
             sampling["max_tokens"] = longest
         if self.logprobs and not self.logprob_token_ids:
             sampling["logprobs"] = self.top_logprobs
-        if (outputs := constraint(None, self.structured_outputs)) is not None:
+        if self.structured_outputs and (outputs := constraint(None, self.structured_outputs)) is not None:
             sampling["structured_outputs"] = outputs
         return sampling
 

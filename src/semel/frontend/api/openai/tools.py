@@ -78,5 +78,8 @@ def chosen(choice: ToolChoice | None, tools: Sequence[Tool] | None) -> str | Map
 
 def count_calls(messages: Sequence[Mapping[str, Any]]) -> int:
     """The number of tool calls in a chat so far."""
-    calls = (message.get("tool_calls") for message in messages if message.get("role") == "assistant")
-    return sum(len(made) for made in calls if isinstance(made, list))
+    count = 0
+    for message in messages:
+        if message.get("role") == "assistant" and isinstance(calls := message.get("tool_calls"), list):
+            count += len(calls)
+    return count

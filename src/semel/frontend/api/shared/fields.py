@@ -86,13 +86,13 @@ def without_refused(
     """
     if len(body) > _MAX_MEMBERS:
         raise InvalidRequest(f"an object of the request has {len(body):,} members; the limit is {_MAX_MEMBERS:,}")
-    others = [name for name in body if name not in known]
-    for name in (name for name in others if name in refused):
-        value, (neutral, instead) = body[name], refused[name]
-        if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
-            raise InvalidRequest.of(name, f"not supported: {instead}")
-    unknown = UnknownFields() if unknown is None else unknown
-    unknown.check([name for name in others if name not in refused], known, body.keys())
+    if others := body.keys() - known:
+        for name in (name for name in body if name in others and name in refused):
+            value, (neutral, instead) = body[name], refused[name]
+            if value is not None and not any(value == one and type(value) is type(one) for one in neutral):
+                raise InvalidRequest.of(name, f"not supported: {instead}")
+        unknown = UnknownFields() if unknown is None else unknown
+        unknown.check([name for name in body if name in others and name not in refused], known, body.keys())
     return {name: value for name, value in body.items() if name in known and value is not None}
 
 
