@@ -31,7 +31,7 @@ from semel.render import ChatRenderer, Tokenizer, source_from
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.conftest import folder, parts_renderer
-from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
+from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn, image_part
 from tests.waiting import until
 
 __all__ = ["folder", "parts_renderer"]

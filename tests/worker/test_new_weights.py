@@ -9,7 +9,7 @@ import pytest
 
 from semel.lab.testing.embedding_store import MemoryBlobs
 from semel.telemetry import metrics
-from tests.worker.test_keeper import Host, running
+from tests.worker.test_embedding_sync import Host, running
 
 
 async def test_a_worker_never_shares_again_after_new_weights(caplog: pytest.LogCaptureFixture) -> None:

@@ -312,7 +312,7 @@ class Account:
         self._open = False
         self._revocation = None
         self._budget._places.offer(self._tenant, self, 0)
-        self._budget._places.shares.release(self._tenant, 1)
+        self._budget._places.shares.change(self._tenant, -1)
         self._budget._retries.free()
 
     def _set_pinned(self, nbytes: int) -> None:
