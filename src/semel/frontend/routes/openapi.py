@@ -99,7 +99,8 @@ class DocumentedApp(Starlette):
     ) -> None:
         self._documented = [DocumentedRoute("/openapi.json", self._send_document), *routes]
         # Looked at one by one: those with a body first, and probes last.
-        super().__init__(routes=sorted(self._documented, key=lambda route: "GET" in (route.methods or ())), **options)
+        ordered = sorted(self._documented, key=lambda route: "GET" in (route.methods or ()))
+        super().__init__(routes=ordered, **options)
         self._secured = secured
         self._closed = closed
 
