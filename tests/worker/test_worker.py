@@ -263,7 +263,7 @@ async def test_a_mutant_that_counts_no_aborted_request_is_found_D8(three: Rig, m
 
     def abort(self: RemoteWorker, stream: RemoteStream) -> None:
         ABORT(self, stream)
-        stream._items.clear()
+        stream.items.clear()
 
     monkeypatch.setattr(RemoteWorker, "abort", abort)
     with pytest.raises(AssertionError):
@@ -297,7 +297,7 @@ async def test_a_mutant_that_counts_an_item_shown_twice_once_is_found_D8(
     three: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        RemoteStream, "lookups", lambda self: ((item.modality, 1, item.digest not in self.sent) for item in self._items)
+        RemoteStream, "lookups", lambda self: ((item.modality, 1, item.digest not in self.sent) for item in self.items)
     )
     with pytest.raises(AssertionError):
         await check_counts_under_random_load(three, rounds=6)

@@ -95,7 +95,7 @@ class RemoteStream:
         """What is at hand, until the worker has it."""
 
         self.sent: set[Digest] = set()
-        self._items = Counter(submission.prompt.items)
+        self.items = Counter(submission.prompt.items)
         self._fields = frozenset(submission.sampling)
         self._make: MakeFeature | None = make
         self._watcher = watcher
@@ -206,7 +206,7 @@ class RemoteStream:
 
     def lookups(self) -> Iterable[tuple[str, int, bool]]:
         """For each item: its modality, how often it is shown, and whether it was only named."""
-        return ((item.modality, count, item.digest not in self.sent) for item, count in self._items.items())
+        return ((item.modality, count, item.digest not in self.sent) for item, count in self.items.items())
 
     def on_accepted(self) -> None:
         """The worker has taken the submission."""

@@ -291,12 +291,13 @@ class RemoteWorker:
     def forget(self, stream: RemoteStream) -> None:
         """Drop what still comes for a request, and count its items: what had to travel for them is known now."""
         if self._streams.pop(stream.request_id, None) is not None:
-            self._settle(stream.request_id)
+            if stream.items:
+                self._settle(stream.request_id)
             self._unanswered.discard(stream.request_id)
             self._on_load()
             if not self._streams:
                 self._idle.set()
-            if stream.contract.cache_bytes and not stream.goes_on_elsewhere:
+            if stream.items and stream.contract.cache_bytes and not stream.goes_on_elsewhere:
                 for modality, count, hit in stream.lookups():
                     self._lookups.count(stream.contract.model, modality, "worker", count, hit)
 
@@ -357,10 +358,10 @@ class RemoteWorker:
                 self._note_answered(stream)
 
     def _on_answer(self, event: Accepted | Failed | Need) -> None:
-        if not isinstance(event, Need):
-            self._settle(event.request_id)
         if (stream := self._streams.get(event.request_id)) is None:
             return
+        if stream.items and not isinstance(event, Need):
+            self._settle(event.request_id)
         match event:
             case Accepted():
                 stream.on_accepted()

@@ -47,7 +47,7 @@ from semel.web.host_check import HostCheck
 from semel.web.openapi import JSON, TEXT, shape
 from semel.web.responses import Readiness, json_response, readiness_response
 
-__all__ = ["create_app"]
+__all__ = ["Model", "ModelList", "Version", "create_app"]
 
 _EXPOSED: Final = ("x-request-id", "request-id", "retry-after")
 

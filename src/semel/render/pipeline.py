@@ -153,9 +153,9 @@ class Pipeline:
         located = await self.files.locate(request.messages, owner) if has_parts else NO_FILES
         conversation = await run_if_heavy(partial(Conversation.parse, request.messages, located), light=light)
         attachments = conversation.attachments if has_parts else ()
-        sources = tuple([attachment.source for attachment in attachments])
-        places = [attachment.where for attachment in attachments]
         if attachments:
+            sources = tuple([attachment.source for attachment in attachments])
+            places = [attachment.where for attachment in attachments]
             admit(sources, places)
         if not light and max_chars is not None:
             check_chars(sum(map(len, conversation.strings())), max_chars)
@@ -302,8 +302,8 @@ class Pipeline:
             template_kwargs=request.chat_template_kwargs,
             room=room,
         )
-        token_ids = await run_if_heavy(tokenize, light=light and renderer.tokenizer.is_local)
-        if renderer.splices(items):
+        token_ids = await run(tokenize, light=light and renderer.tokenizer.is_local)
+        if not items or renderer.splices(items):
             return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
         if self.apply is None:
             raise ServiceError("this model's processor has to assemble the prompt, and it is not there")

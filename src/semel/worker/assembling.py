@@ -25,8 +25,9 @@ async def assemble(
 ) -> Submission:
     """Return the submission of a request whose features are here or in the engine; `FeatureMissing` if some are not."""
     layouts = {digest: feature.layout for digest, feature in features.items()}
-    layouts |= _held_layouts(engine, (place.digest for place in submit.places if place.digest not in layouts))
-    make = partial(to_prompt, submit, layouts.__getitem__, max_tokens=engine.contract.max_tokens)
+    if submit.places:
+        layouts |= _held_layouts(engine, (place.digest for place in submit.places if place.digest not in layouts))
+    make = partial(prompt_of, submit, layouts.__getitem__, max_tokens=engine.contract.max_tokens)
     prompt = make() if len(submit.places) <= _FEW_ITEMS else await asyncio.to_thread(make)
     return to_submission(submit, prompt, features, trace=trace)
 

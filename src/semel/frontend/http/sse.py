@@ -17,7 +17,6 @@ from semel.engine import Stream
 from semel.errors import RequestError, SemelError, ServiceError
 from semel.frontend.budget import Account
 from semel.web.errors import public_error_body
-from semel.web.responses import json_response
 
 __all__ = [
     "DONE",
@@ -173,7 +172,7 @@ async def respond(
             answer.add(output)
     finally:
         await stream.close()
-    return json_response(answer.whole())
+    return Response(msgspec.json.encode(answer.whole()), media_type="application/json")
 
 
 async def _events(stream: Stream, answer: AnswerBuilder, encode: Callable[[Any], bytes]) -> AsyncIterator[bytes]:

@@ -243,7 +243,10 @@ class ChatResponse:
 
     def chunks(self, output: Output) -> list[ChatCompletionChunk]:
         """The chunks for one output. Before the first output, each choice gets a chunk with the role."""
-        self._usage.add(output)
+        if output.cached_tokens is output.created_cache_tokens is output.reasoning_tokens is None:  # nearly always
+            self._usage.completion_tokens += len(output.token_ids)
+        else:
+            self._usage.add(output)
         chunks: list[ChatCompletionChunk] = []
         if not self._begun:
             self._begun = True

@@ -22,7 +22,7 @@ from semel.frontend.api.openai.structured_outputs import (
     constrained_field,
     constraint,
 )
-from semel.frontend.api.openai.tools import Tool, ToolChoice, chosen, count_calls
+from semel.frontend.api.openai.tools import Tool, ToolChoice, chosen
 from semel.frontend.api.shared.faults import FORMS
 from semel.frontend.api.shared.fields import Ignored
 from semel.frontend.api.shared.request_base import (
@@ -253,7 +253,8 @@ class ChatCompletionRequest(_Chat, _Sampled):
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
-        chosen(self.tool_choice, self.tools)
+        if self.tools is not None or self.tool_choice is not None:
+            chosen(self.tool_choice, self.tools)
         for name in ("top_logprobs", "logprob_token_ids"):
             if getattr(self, name) and not self.logprobs:
                 raise InvalidRequest.of(name, "only with logprobs; leave it out, or set logprobs to true")
@@ -281,9 +282,9 @@ class ChatCompletionRequest(_Chat, _Sampled):
         form = self.response_format
         return AnswerParsing(
             tools=None if self.tools is None else [tool.for_template() for tool in self.tools],
-            tool_choice=chosen(self.tool_choice, self.tools),
+            tool_choice=chosen(self.tool_choice, self.tools) if self.tools else "none",
             parallel_tool_calls=self.parallel_tool_calls,
-            past_tool_calls=count_calls(self.messages),
+            past_tool_calls=_count_calls(self.messages),
             response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
             include_reasoning=self.include_reasoning,
             reasoning_effort=self.reasoning_effort,
@@ -387,3 +388,12 @@ class DetokenizeRequest(RequestBody):
     """Tokens to be shown as text."""
 
     tokens: Annotated[list[Token], Field(fail_fast=True)]
+
+
+def _count_calls(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The number of tool calls in a chat so far."""
+    count = 0
+    for message in messages:
+        if message.get("role") == "assistant" and isinstance(calls := message.get("tool_calls"), list):
+            count += len(calls)
+    return count

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from semel.errors import InvalidRequest
 
-__all__ = ["Function", "NamedTool", "Tool", "ToolChoice", "chosen", "count_calls"]
+__all__ = ["Function", "NamedTool", "Tool", "ToolChoice", "chosen"]
 
 
 class _Open(BaseModel):
@@ -74,12 +74,3 @@ def chosen(choice: ToolChoice | None, tools: Sequence[Tool] | None) -> str | Map
     if not any(tool.function.name == choice.function.name for tool in tools or ()):
         raise InvalidRequest.of("tool_choice", f"no tool has the name {choice.function.name[:64]!r}")
     return choice.model_dump()
-
-
-def count_calls(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The number of tool calls in a chat so far."""
-    count = 0
-    for message in messages:
-        if message.get("role") == "assistant" and isinstance(calls := message.get("tool_calls"), list):
-            count += len(calls)
-    return count
