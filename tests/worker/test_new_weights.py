@@ -17,11 +17,11 @@ async def test_a_worker_never_shares_again_after_new_weights(caplog: pytest.LogC
     async with running(Host(MemoryBlobs())) as host:
         await host.until_up()
         host.page.reset(new_weights=False)
-        host.keeper._review()
-        assert await host.keeper._usable_store() is not None
+        host.sync._review()
+        assert await host.sync._usable_store() is not None
         host.page.reset(new_weights=True)
-        host.keeper._review()
-        assert await host.keeper._usable_store() is None
+        host.sync._review()
+        assert await host.sync._usable_store() is None
         assert host.total(metrics.EMBEDDING_STORE_UP) == 0
     assert "the engine has new weights" in caplog.text
 

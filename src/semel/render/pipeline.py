@@ -302,7 +302,7 @@ class Pipeline:
             template_kwargs=request.chat_template_kwargs,
             room=room,
         )
-        token_ids = await run(tokenize, light=light and renderer.tokenizer.is_local)
+        token_ids = await run_if_heavy(tokenize, light=light and renderer.tokenizer.is_local)
         if not items or renderer.splices(items):
             return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
         if self.apply is None:

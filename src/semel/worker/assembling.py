@@ -27,7 +27,7 @@ async def assemble(
     layouts = {digest: feature.layout for digest, feature in features.items()}
     if submit.places:
         layouts |= _held_layouts(engine, (place.digest for place in submit.places if place.digest not in layouts))
-    make = partial(prompt_of, submit, layouts.__getitem__, max_tokens=engine.contract.max_tokens)
+    make = partial(to_prompt, submit, layouts.__getitem__, max_tokens=engine.contract.max_tokens)
     prompt = make() if len(submit.places) <= _FEW_ITEMS else await asyncio.to_thread(make)
     return to_submission(submit, prompt, features, trace=trace)
 
