@@ -69,6 +69,7 @@ class HttpServer:
             partial(Connection, limits, count, self._releasing, probes),
             uvicorn.Config(
                 app,
+                interface="asgi3",
                 http=HttpToolsProtocol,
                 ws="none",  # no route uses websockets, and their handshake has no deadline
                 access_log=False,
