@@ -147,7 +147,7 @@ FIGURES: Final[dict[str, Figures]] = {
     "sizes": Figures("scripts/sizes", ("docs/get-started/models.md",), 30),
     "generic-cost": Figures("scripts/generic-cost", ("docs/get-started/models.md",), 5),
     "attack": Figures("scripts/attack --seconds 8", ("docs/security/threats.md",), 25),
-    "review": Figures("scripts/attack --review --seconds 6", ("docs/security/threats.md",), 12),
+    "review": Figures("scripts/attack --review --seconds 12", ("docs/security/threats.md",), 12),
     "scoreboard": Figures("scripts/attack --scoreboard --write", ("docs/security/threats.md",), 8),
     "shares": Figures("scripts/shares", ("docs/security/threats.md",), 10),
     "failing-worker": Figures("scripts/failing-worker", ("docs/deploy/fleet.md",), 5),

@@ -189,7 +189,7 @@ class MediaNotAllowed(MediaError):
 
 
 class MediaUnavailable(MediaError):
-    """The URL of the media could not be fetched: the client has to look after it, so it is no fault of ours."""
+    """The URL of the media could not be fetched: whoever named it has to look after it, so it is no fault of ours."""
 
     code = "media_unavailable"
 

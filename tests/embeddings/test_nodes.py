@@ -45,7 +45,7 @@ def test_a_node_that_goes_down_says_so_once_with_the_reason_and_once_that_it_is_
     expected = [
         (
             "WARNING",
-            "the embedding store's node store.example:6380 is down, and is tried again: this store is told to be down",
+            "the embedding store's node store.example:6380 is down, and is tried again: this store was set to be down",
         ),
         ("INFO", "the embedding store's node store.example:6380 answers again"),
     ]

@@ -279,12 +279,18 @@ MUTANTS = (
     *(DoneWhenUsed, DoneWithItsRequest, ForAnyRequest, UsedTwice, ForgottenWhenPreempted, Unforgetting),
 )
 
+_PARTS: dict[type, str] = {
+    PrefetchedOutputs: "prefetched_class",
+    HostCache: "host_cache_class",
+    Transfers: "transfers_class",
+}
+
 
 @pytest.mark.parametrize("broken", MUTANTS)
-def test_mutant_broken_host_caches_transfers_and_arrivals_are_found(broken: type) -> None:
-    kind = next(kind for kind in (PrefetchedOutputs, HostCache, Transfers) if issubclass(broken, kind))
+def test_mutant_broken_host_caches_transfers_and_prefetched_outputs_are_found(broken: type) -> None:
+    kind = next(kind for kind in _PARTS if issubclass(broken, kind))
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        for _ in storms(400, **{f"{kind.__name__.lower()}_class": broken}):
+        for _ in storms(400, **{_PARTS[kind]: broken}):
             pass
 
 
