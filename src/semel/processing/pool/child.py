@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from semel.cache import Window
 from semel.core import Assembly, Feature, Media, Probes
 from semel.errors import ConfigError, MediaTooLarge, PromptTooLong, ProtocolError, SemelError, ServiceError
 from semel.media import Pieces
-from semel.media.decode.image import FORMATS
+from semel.media.decode.limits import DecodeLimits
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing.folder import find_tokenizer
 from semel.processing.pool.pipe import (
@@ -150,9 +150,10 @@ def _enter_sandbox(load: Load) -> Sandbox:
     return sandbox
 
 
-def _probes(load: Load, processor: Processor) -> Probes | None:
+def _probes(load: Load, processor: Any) -> Probes | None:
+    """Run the probes, if this process is the one to. Limits are for clients' media: a worker's processor has none."""
     if isinstance(load.probes, bool):
-        return run_probes(processor) if load.probes else None
+        return run_probes(replace(processor, limits=DecodeLimits())) if load.probes else None
     return load.probes
 
 
