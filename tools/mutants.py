@@ -214,9 +214,9 @@ MUTANTS: Final[Sequence[Mutant]] = (
     _unpassed(
         "--announce-interval-s",
         WORKER,
-        "News(settings.sessions.news_s)",
+        "CacheUpdates(settings.sessions.announce_interval_s)",
         f"{SERVED}::test_a_worker_reports_its_load_as_seldom_as_the_flag_says",
-        "News()",
+        "CacheUpdates()",
     ),
     _unpassed(
         "--engine-progress-s",

@@ -13,7 +13,7 @@ from semel.cli import serve
 from semel.compose import frontend as assembly
 from semel.key_files import ProcessKeys
 from semel.processing import Pool
-from semel.processing.pool.template import Template
+from semel.processing.pool.fork_server import Template
 from semel.settings import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServeSettings, ServingSettings
 from tests.frontend.rig import CONTRACT, KEY
 
