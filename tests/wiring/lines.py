@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from semel.processing.cores import usable_cores
+from semel.sizing import usable_cores
 from tests.wiring.processes import Flags, Places
 
 __all__ = [

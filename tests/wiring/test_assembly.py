@@ -13,7 +13,7 @@ from semel.cli import serve
 from semel.compose import frontend as assembly
 from semel.key_files import ProcessKeys
 from semel.processing import Pool
-from semel.processing.pool.fork_server import Template
+from semel.processing.pool.fork_server import ForkServer
 from semel.settings import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServeSettings, ServingSettings
 from tests.frontend.rig import CONTRACT, KEY
 
@@ -39,7 +39,7 @@ async def test_the_pool_is_started_with_the_processor_of_the_flag(
     monkeypatch.setattr(Pool, "start", start)
     with pytest.raises(_EnoughError):
         async with AsyncExitStack() as stack:
-            await parts._start_pool(stack, tmp_path, CONTRACT, Template(tmp_path), [])
+            await parts._start_pool(stack, tmp_path, CONTRACT, ForkServer(tmp_path), [])
     assert started == ["vllm"]
 
 

@@ -28,8 +28,8 @@ from PIL import Image
 
 from semel.core import Key
 from semel.engine.vllm.compat.internals import GUARDED_WORKER, SCHEDULER
-from semel.processing.cores import usable_cores
 from semel.settings import create_key
+from semel.sizing import usable_cores
 from semel.wire.messages import Status
 from semel.wire.zmq import Connected, FrontendLink
 from tests.embeddings.certificates import Authority

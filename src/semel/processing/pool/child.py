@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ from semel.cache import Window
 from semel.core import Assembly, Feature, Media, Probes
 from semel.errors import ConfigError, MediaTooLarge, PromptTooLong, ProtocolError, SemelError, ServiceError
 from semel.media import Pieces
+from semel.media.decode.image import FORMATS
 from semel.media.decode.limits import DecodeLimits
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing.folder import find_tokenizer
