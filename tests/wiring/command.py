@@ -129,7 +129,7 @@ def _write(values: dict[str, Any]) -> None:
 def main() -> None:
     with (
         patch("semel.engine.vllm.engine.VllmEngine.start", WiredEngine.start),
-        patch.multiple("semel.worker.embedding_sync.Keeper", run=_ask_store, submit=_submit, drain=_drain),
+        patch.multiple("semel.worker.embedding_sync.EmbeddingSync", run=_ask_store, submit=_submit, drain=_drain),
     ):
         cli.main()
 
