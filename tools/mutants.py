@@ -250,7 +250,7 @@ MUTANTS: Final[Sequence[Mutant]] = (
     ),
     Mutant(
         "new weights do not end sharing",
-        "worker/keeper.py",
+        "worker/embedding_sync.py",
         "if self._tier.has_new_weights:",
         "if False:",
         "tests/worker/test_new_weights.py::test_a_worker_never_shares_again_after_new_weights",
