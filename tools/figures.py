@@ -94,7 +94,7 @@ FIGURES: Final[dict[str, Figures]] = {
     "random-fleets": Figures("python -m tools.fleet.random_fleets 100000", ("docs/operate/scale.md",), 10),
     "dashboard": Figures("python -m tools.fleet.dashboard docs/dashboard.png", ("docs/operate/metrics.md",), 5),
     "load": Figures("scripts/load --compare --requests 300 --rounds 3 --seed 40", ("docs/deploy/fleet.md",), 10),
-    "faults": Figures("scripts/faults --brief", ("docs/deploy/fleet.md",), 8),
+    "faults": Figures("scripts/faults", ("docs/deploy/fleet.md",), 14),
     "store": Figures("scripts/load --compare --store", ("docs/internals/embedding-store.md",), 10),
     "store-at-once": Figures(
         "scripts/load --compare --store --publish-after 1", ("docs/internals/embedding-store.md",), 10

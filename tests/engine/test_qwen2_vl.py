@@ -176,9 +176,6 @@ async def test_the_first_schema_does_not_choose_the_grammar_backend_for_all_S20(
 _EXPENSIVE = "(a{0,30}){0,30}(a|aa){0,%d}b"
 """With a length of its own each time, so that none is known yet."""
 
-_ROUNDS = 3
-"""The best counts: other processes of the machine only make latencies longer."""
-
 
 @pytest.mark.parametrize(
     ("regex", "is_tried", "max_p95_s"),
@@ -191,14 +188,13 @@ async def test_a_regex_that_is_expensive_to_follow_does_not_stop_another_tenant_
     """With vLLM alone 156 of 232 requests of the other tenant were not answered within 20 s, the first p95 was 19 s."""
     grammars = rig.engine.grammars
     before, grammars._is_tried = grammars._is_tried, is_tried
-    alice = Tenant("alice").prefix_salt
+    mallory, alice = (Tenant(name).prefix_salt for name in ("mallory", "alice"))
     ends: Counter[str] = Counter()
-    lengths = itertools.count(200)
 
-    async def attack(mallory: str | None) -> None:
+    async def attack() -> None:
         ids = rig.llm.input_processor.tokenizer.convert_tokens_to_ids
         stays = {str(ids("a")): 100.0, str(ids("x")): 100.0}
-        for number in lengths:
+        for number in itertools.count(200):
             outputs = {"regex": regex % number}
             try:
                 ends[await _end(rig, mallory, 1_500, structured_outputs=outputs, logit_bias=stays)] += 1
@@ -206,18 +202,14 @@ async def test_a_regex_that_is_expensive_to_follow_does_not_stop_another_tenant_
                 ends[f"{type(error).__name__}: {error}"[:60]] += 1
 
     try:
-        for number in range(_ROUNDS):
-            mallory = Tenant(f"mallory {number}").prefix_salt  # of whom nothing is known yet
-            await _end(rig, mallory, 1, structured_outputs={"regex": "a"})  # the process that tries is loaded
-            alone_s = await _p95(rig, alice, chats=12)
-            attacker = asyncio.create_task(attack(mallory))
-            try:
-                p95_s = await _p95(rig, alice, chats=60)
-            finally:
-                attacker.cancel()
-                await asyncio.gather(attacker, return_exceptions=True)
-            if p95_s <= max(max_p95_s, 3 * alone_s):
-                break
+        await _end(rig, mallory, 1, structured_outputs={"regex": "a"})  # the process that tries is loaded
+        alone_s = await _p95(rig, alice, chats=12)
+        attacker = asyncio.create_task(attack())
+        try:
+            p95_s = await _p95(rig, alice, chats=60)
+        finally:
+            attacker.cancel()
+            await asyncio.gather(attacker, return_exceptions=True)
     finally:
         grammars._is_tried = before
     seen = f"p95 {p95_s:.3f} s, alone {alone_s:.3f} s; {dict(ends)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -306,6 +306,28 @@ class Rounds(FairQueue[Piece]):
         return super().first()
 
 
+class OneLevel(FairQueue[Piece]):
+    """A tenant's items in the order of arrival, whichever request sent them."""
+
+    def add(self, name: str, group: Hashable, item: Piece, priority: int = 0) -> WaitingTenant[Piece]:  # noqa: ARG002
+        return super().add(name, None, item)
+
+
+class Unyielding(FairQueue[Piece]):
+    """Whoever came first keeps its place in a full queue."""
+
+    def yielding(self, tenant: str) -> Piece | None:  # noqa: ARG002
+        return None
+
+
+class Overtaking(KeyedLimit[str]):
+    """What is small goes first."""
+
+    def _serve(self, key: str, line: _Line) -> None:
+        line.waiting = dict(sorted(line.waiting.items(), key=lambda one: one[1]))
+        super()._serve(key, line)
+
+
 class Leaky(KeyedLimit[str]):
     """What is cancelled in the moment of its turn keeps its amount."""
 
@@ -324,7 +346,10 @@ MUTANTS: dict[type[Any], tuple[type[Subject], Callable[..., Any]]] = {
     Greedy: (ClaimsSubject, lambda _, capacity: Greedy(capacity)),
     OneOrder: (LruSubject, lambda self, capacity: OneOrder(capacity, lambda: self.model.now_s)),
     Rounds: (QueueSubject, lambda self, capacity: Rounds(capacity, lambda: self.model.now_s)),
+    OneLevel: (QueueSubject, lambda self, capacity: OneLevel(capacity, lambda: self.model.now_s)),
+    Unyielding: (QueueSubject, lambda self, capacity: Unyielding(capacity, lambda: self.model.now_s)),
     Leaky: (LimitSubject, lambda _, limit: Leaky(limit)),
+    Overtaking: (LimitSubject, lambda _, limit: Overtaking(limit)),
 }
 
 
