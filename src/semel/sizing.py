@@ -22,7 +22,7 @@ SUPERVISOR: Final = 30 * MIB
 FRONTEND: Final = 72 * MIB
 """A frontend's serving process, while nothing is in flight."""
 POOL_TEMPLATE: Final = 330 * MIB
-"""What a frontend's preprocessing processes share: the libraries that their template has imported."""
+"""What a frontend's preprocessing processes share: the libraries that their fork server has imported."""
 POOL_PROCESS: Final = 75 * MIB
 """A preprocessing process with an HF processor, beyond that: half of it is staging memory and buffers."""
 WORKER: Final = 490 * MIB

@@ -98,7 +98,7 @@ class WiredEngine(PacedEngine):
 
 
 async def _ask_store(self: Any) -> None:
-    """Instead of `Keeper.run`: publish a few outputs, and write down how the keeper is set."""
+    """Instead of `EmbeddingSync.run`: publish a few outputs, and write down how the sync is set."""
     _write({"fetch_s": self._fetch_s, "publish_after": self._publishing._publish_after})
     store = self._store_of(b"an encoder")
 

@@ -85,14 +85,14 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._switches = switches
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in _REPLACE or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None:
+        if name not in REPLACED or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None:
             return None
         assert spec.loader is not None
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            for replace in _REPLACE[name]:
+            for replace in REPLACED[name]:
                 replace(module, self._is_off)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -151,8 +151,11 @@ def _stream(module: Any, is_off: IsOff) -> None:
 
 
 def _reserve(module: Any, is_off: IsOff) -> None:
-    _choose(module.ProcessShares, "may_begin", "reserve", lambda *_, **__: True, is_off)
-    _choose(module.ProcessShares, "used_s", "reserve", lambda *_: 0.0, is_off)
+    def first_come(self: Any, _: int) -> Any:
+        waiting = (tenant for tenant in self._tenants.values() if tenant.items)
+        return min(waiting, key=lambda tenant: abs(tenant._rank), default=None)
+
+    _choose(module.FairQueue, "next_for", "reserve", first_come, is_off)
 
 
 def _header(module: Any, is_off: IsOff) -> None:
@@ -255,17 +258,17 @@ def _aborts(module: Any, is_off: IsOff) -> None:
     _choose(module.AbortThrottle, "wait_s", "aborts", lambda *_: 0.0, is_off)
 
 
-_REPLACE: Final[dict[str, tuple[Callable[[Any, IsOff], None], ...]]] = {
+REPLACED: Final[dict[str, tuple[Callable[[Any, IsOff], None], ...]]] = {
     "semel.core.token_limits": (_tokens_left,),
     "semel.engine.vllm.grammars.child": (_outcomes,),
     "semel.engine.vllm.grammars.following": (_following,),
     "semel.engine.vllm.grammars.trial": (_grammars,),
     "semel.engine.vllm.requests.stream": (_own_faults,),
+    "semel.fairness.queue": (_reserve,),
     "semel.frontend.http.body": (_encodings,),
     "semel.frontend.http.download": (_downloads,),
     "semel.frontend.middleware.refusal_rate": (_aborts,),
     "semel.processing.pool.child": (_header,),
-    "semel.processing.pool.shares": (_reserve,),
     "semel.render.file_sources": (_files,),
     "semel.store.objects": (_operations,),
     "semel.store.store": (_stream,),

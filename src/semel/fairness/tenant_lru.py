@@ -2,9 +2,9 @@
 
 The entries of one tenant go in the order of their use, least recent first. Whose go, while a tenant needs room:
 
-1. those of a tenant that has not used the cache for ten minutes: it asks for nothing, so it is entitled to no share; 2.
-else those of the tenant that has the most, if that is more than an equal share and more than the tenant would then
-have; 3. else its own.
+1. those of a tenant that has not used the cache for ten minutes: it asks for nothing, so it is entitled to no share;
+2. else those of the tenant that has the most, if that is more than an equal share and more than the tenant would have;
+3. else its own.
 
 So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and whoever
 floods a cache evicts its own entries. What could not be stored in the end evicts nothing.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -109,7 +108,7 @@ class Turns:
         self.prompt_tokens = 0
         """Of requests that wait, or that the engine has and that have no output yet."""
         self._ahead_tokens = 0
-        self._ahead: defaultdict[str, int] = defaultdict(int)
+        self._ahead = Shares(sys.maxsize)
         """By tenant: requests that the engine has, and that have no output yet."""
 
     def __repr__(self) -> str:
@@ -178,7 +177,7 @@ class Turns:
         tenant = turn._tenant
         tenant.used += max(1, turn.prompt_tokens)
         tenant.running += turn.places
-        self._ahead[tenant.name] += 1
+        self._ahead.change(tenant.name, 1)
         turn.is_waiting, turn._is_ahead = False, True
         self.places += turn.places
         self._ahead_tokens += turn.prompt_tokens
@@ -187,7 +186,7 @@ class Turns:
     def _arrive(self, turn: Turn) -> None:
         """The engine has computed a prompt, or does not have to."""
         turn._is_ahead = False
-        self._ahead[turn._tenant.name] -= 1
+        self._ahead.change(turn._tenant.name, -1)
         self._ahead_tokens -= turn.prompt_tokens
         self.prompt_tokens -= turn.prompt_tokens
 

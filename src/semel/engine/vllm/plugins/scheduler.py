@@ -3,7 +3,7 @@
 vLLM calls this interface unstable, so the plug-ins are optional and override little. Lazy transfer overrides the end of
 a step (`schedule`), where large tensors that the step does not encode are left out, and what becomes of a step's
 results (`update_from_output`), where requests end whose items the encoder's output did not fit. Around that, grammars
-are followed within limits (`grammar_following`): where masks are made, where a step is planned, and where a request
+are followed within limits (`grammars.following`): where masks are made, where a step is planned, and where a request
 waits. Planning overrides what to encode for one request (`_try_schedule_encoder_inputs`), what a request has used
 (`_free_encoder_inputs`), and also the end of a step, where an encode whose request was preempted in the same step
 passes to the next request that shows the item (B7).

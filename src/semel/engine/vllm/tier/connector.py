@@ -2,7 +2,7 @@
 
 vLLM keeps as many outputs on the device as fit there, and encodes again what was evicted. Here every output is copied
 to the host's memory when it is encoded, and comes back from there: `EmbeddingTier` is what vLLM makes, once in its
-engine core (`TierBooks`: what is where) and once in each worker process (`tier_copies`: the bytes).
+engine core (`TierBooks`: what is where) and once in each worker process (`copies`: the bytes).
 
 The rule: `has_cache_item` is true only of an output that is on this host, whole, and that nothing overwrites before
 every worker process has loaded it. A load that finds nothing would end the engine for everybody. So nothing counts
