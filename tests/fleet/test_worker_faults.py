@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +21,7 @@ from semel.errors import (
     EngineFailed,
     FeatureRejected,
     NotReady,
+    ProtocolError,
     RequestError,
     SemelError,
     ServiceError,
@@ -33,7 +36,7 @@ from semel.fleet.stream import BufferedAnswer, RemoteStream, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.lab.testing.engine import EngineFault
 from semel.telemetry import Meter
-from semel.wire.messages import Status
+from semel.wire.messages import Need, Status
 from tests.fleet.test_membership import connect
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, digest_of
@@ -255,6 +258,15 @@ async def test_what_we_fail_on_of_one_worker_ends_its_session_and_nobody_elses(
         assert set(rigs[1].listener.peers) == other_peers, "in the same session as before"
         assert odd in caplog.text
         assert "KeyError" in caplog.text
+
+
+async def test_features_for_a_request_without_items_break_the_protocol(three: Three) -> None:
+    """It is not in the ledger, which would keep what is needed for it for the whole session."""
+    worker = next(iter(three.fleet.workers))
+    worker._streams["r"] = cast("RemoteStream", SimpleNamespace(items=Counter[object]()))
+    with pytest.raises(ProtocolError, match="r, which has no items"):
+        worker._on_answer(Need("r", (digest_of(1),)))
+    del worker._streams["r"]
 
 
 @pytest.mark.parametrize("kind", [RemoteStream, Remembering], ids=["shipped", "mutant"])

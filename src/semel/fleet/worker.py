@@ -366,6 +366,8 @@ class RemoteWorker:
             case Accepted():
                 stream.on_accepted()
             case Need():
+                if not stream.items:
+                    raise ProtocolError(f"features are needed for {event.request_id}, which has no items")
                 self._repair(stream, event.digests)
             case Failed():
                 stream.on_failed(event)
