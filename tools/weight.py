@@ -46,10 +46,17 @@ class Row:
     name: str
     value: int
     limit: int | None = None
+    missed: int = 0
+    """Where the limit is missed, the most that CI takes until it is reached: it only falls."""
 
     @property
     def is_kept(self) -> bool:
         return self.limit is None or self.value <= self.limit
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether CI takes it."""
+        return self.is_kept or self.value <= self.missed
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,9 @@ def weigh() -> list[Row]:
     """Count lines and modules."""
     folder, count = largest_folder()
     return [
-        Row("lines of the product", lines(SOURCE, without=WORKSHOP), 60_350),
+        Row("lines of the product", lines(SOURCE, without=WORKSHOP), 60_350, missed=62_500),
         Row("lines of the workshop (lab)", lines(SOURCE / "lab")),
-        Row("lines of tests", lines(ROOT / "tests"), 78_000),
+        Row("lines of tests", lines(ROOT / "tests"), 78_000, missed=81_500),
         Row("lines of tools", lines(ROOT / "tools")),
         Row(f"modules in a folder ({folder})", count, 20),
     ]
