@@ -39,7 +39,7 @@ FRESH = draw_images(24, seed=1)
 
 MAX_REFERENCE_BYTES = 200
 END_S = 15.0
-TURNS = 240
+TURNS = 360
 
 
 @pytest.fixture(scope="module")
