@@ -202,7 +202,7 @@ PRODUCTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 their bounds, and whose product is not."""
 
 
-async def check_the_product_is_bounded(app: Rig, name: str, *, within_s: float = 20.0) -> None:
+async def check_the_product_is_bounded(app: Rig, name: str, *, within_s: float = 60.0) -> None:
     word, within, over = PRODUCTS[name]
     plain = {"messages": list(chat().messages)}
     assert (await app.post(CHAT, {**plain, **within})).status_code == 200
