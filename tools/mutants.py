@@ -329,23 +329,6 @@ def _failures(report: Path) -> Iterator[tuple[str, str]]:
                 yield test, f"{kind}: {(found.get('message') or '').partition(chr(10))[0]}"
 
 
-def _in_order(tests: Iterable[str]) -> list[str]:
-    """Tests in the order of their files: those that leave something behind stand last there."""
-
-    def position(test: str) -> tuple[str, int]:
-        path, _, name = test.partition("::")
-        return path, (ROOT / path).read_text().index(f"def {name}(")
-
-    return sorted(set(tests), key=position)
-
-
-def _dies(reason: str, *, apart: bool) -> bool:
-    """Whether a test has failed by what it asserts; if its process is gone, another mutant may have ended it."""
-    if any(one in reason for one in ("ConnectError", "ConnectionRefused", "NoSuchProcess")):
-        return apart
-    return reason.startswith("failure") or (apart and bool(reason))
-
-
 def _groups(mutants: Sequence[Mutant], *, apart: bool) -> list[list[Mutant]]:
     if apart:
         return [[one] for one in mutants]
@@ -365,13 +348,13 @@ def main() -> None:
     chosen = [one for one in MUTANTS if options.only in f"{one.name} {one.test}"]
     bad = 0
     if not options.no_control:
-        for test, why in failed_tests([], _in_order(one.test for one in chosen)).items():
+        for test, why in failed_tests([], sorted({one.test for one in chosen})).items():
             print(f"FAILS WITHOUT A MUTANT  {test}: {why}")
             bad += 1
     for group in _groups(chosen, apart=options.apart):
-        found = failed_tests(group, _in_order(one.test for one in group))
+        found = failed_tests(group, sorted({one.test for one in group}))
         for one in group:
-            dies = _dies(found.get(one.test, ""), apart=options.apart)
+            dies = found.get(one.test, "").startswith("failure") or (options.apart and one.test in found)
             bad += not dies
             print(
                 f"{'dies ' if dies else 'LIVES'}  {one.name}  →  {one.test}  {found.get(one.test, '')[:120]}",
