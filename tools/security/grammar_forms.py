@@ -148,8 +148,8 @@ async def end_of(client: httpx.AsyncClient, body: object) -> str:
     if response.status_code == httpx.codes.OK:
         return "200"
     is_cost = response.status_code == httpx.codes.BAD_REQUEST and "CPU time" in response.text
-    error = response.json()["error"]
-    return f"{response.status_code} {'expensive' if is_cost else error['message'][:80]}"
+    said = "expensive" if is_cost else response.json()["error"]["message"][:80]
+    return f"{response.status_code} {said}"
 
 
 @contextlib.asynccontextmanager
