@@ -17,7 +17,8 @@ from typing import Final, Self
 
 from semel.core import Key
 from semel.errors import ConfigError
-from semel.settings import WorkerSettings, read_key, read_transport_keys
+from semel.settings.secrets import read_key, read_transport_keys
+from semel.settings.worker import WorkerSettings
 from semel.wire.keys import TransportKeys
 from semel.wire.proof import Role
 from semel.wire.zmq.address import transport_keys

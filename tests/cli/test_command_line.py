@@ -10,7 +10,9 @@ from semel.cli.command_line import CommandLine
 from semel.core.flag import flags_of
 from semel.errors import ConfigError
 from semel.lab.bench.settings import VerifySettings
-from semel.settings import FrontendSettings, ServeSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import WorkerSettings
 from tests.commands import invoke, run_main
 
 SECRET = "a-key-that-nobody-must-see"

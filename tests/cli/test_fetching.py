@@ -8,7 +8,8 @@ import pytest
 
 from semel.cli.flags import Call
 from semel.media.fetch.settings import FetchSettings
-from semel.settings import ServingSettings, create_key
+from semel.settings.frontend import ServingSettings
+from semel.settings.secrets import create_key
 from tests.cli.test_app import semel
 
 

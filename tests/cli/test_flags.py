@@ -24,7 +24,9 @@ from semel.cli.help import MAX_COMMON_FLAGS
 from semel.core.flag import GROUPS, Flag, flag, flags_of
 from semel.engine.vllm import arguments
 from semel.engine.vllm.compat.versions import installed_version
-from semel.settings import FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings, ServingSettings
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import WorkerSettings
 from tests.cli.test_app import semel
 from tests.commands import invoke, root_command, run_main
 

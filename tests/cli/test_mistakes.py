@@ -15,7 +15,7 @@ from semel.cli.checks.finding import refuse
 from semel.core.flag import fill
 from semel.engine.vllm.compat.versions import installed_version
 from semel.errors import ConfigError
-from semel.settings import ServeSettings
+from semel.settings.serve import ServeSettings
 from tests.conftest import Folder
 from tools.mistakes import LIMIT_S, PAGE
 from tools.start_mistakes import BIN, MISTAKES, Mistake, made, run

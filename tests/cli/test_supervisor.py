@@ -17,7 +17,8 @@ from semel.cli import serve, supervisor
 from semel.cli.serve import ServeOptions
 from semel.cli.supervisor import Child, ending
 from semel.errors import ConfigError, ServiceError
-from semel.settings import ServerSettings, ServeSettings, ServingSettings
+from semel.settings.frontend import ServerSettings, ServingSettings
+from semel.settings.serve import ServeSettings
 from tests.waiting import until
 
 AT_ONCE = ServeSettings("m", serving=ServingSettings(server=ServerSettings(drain_s=0)))

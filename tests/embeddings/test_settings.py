@@ -13,7 +13,9 @@ from semel.core.flag import GIB, fill
 from semel.embeddings.address import StoreAddress
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.errors import ConfigError
-from semel.settings import EncoderSettings, ServeSettings, WorkerSettings, embedding_store, embedding_store_nodes
+from semel.settings.secrets import embedding_store, embedding_store_nodes
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import EncoderSettings, WorkerSettings
 from tests.embeddings.redis import running_redis
 
 SECRET = "hunter2"

@@ -22,7 +22,7 @@ from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.lab.bench.ports import free_port
 from semel.render import ChatRenderer
-from semel.settings import ServingSettings
+from semel.settings.frontend import ServingSettings
 from semel.telemetry import Meter
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import current_tenant

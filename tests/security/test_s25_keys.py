@@ -25,7 +25,8 @@ from semel.frontend.limits import RefusalLimits
 from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.refusal_rate import AddressThrottle
 from semel.lab.bench.ports import free_port
-from semel.settings import ApiKeySettings, ServingSettings, read_api_keys
+from semel.settings.frontend import ApiKeySettings, ServingSettings
+from semel.settings.secrets import read_api_keys
 from semel.telemetry import Meter
 from semel.web.server import HttpServer
 from semel.web.tls import TlsSettings

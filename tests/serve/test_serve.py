@@ -24,7 +24,7 @@ import pytest
 from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.engine.vllm.compat.server_flags import server_flag
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key, read_key
+from semel.settings.secrets import create_key, read_key
 from semel.wire.events import Event, Reset
 from semel.wire.messages import Failed
 from semel.wire.translation import to_submit

@@ -28,7 +28,7 @@ from PIL import Image
 
 from semel.core import Key
 from semel.engine.vllm.compat.internals import GUARDED_WORKER, SCHEDULER
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from semel.sizing import usable_cores
 from semel.wire.messages import Status
 from semel.wire.zmq import Connected, FrontendLink

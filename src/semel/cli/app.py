@@ -16,7 +16,9 @@ from semel.cli.keys import key
 from semel.cli.sizing import SizeSettings, print_size
 from semel.core.flag import flag, same_flag, section
 from semel.embeddings.settings import EmbeddingStoreSettings
-from semel.settings import FrontendSettings, ServerSettings, ServeSettings, ServingSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings, ServerSettings, ServingSettings
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import WorkerSettings
 
 __all__ = ["app"]
 
@@ -42,7 +44,7 @@ def serve(call: Call[ServeSettings]) -> None:
     from semel.cli.checks.start import key_warnings, serve_findings
     from semel.cli.placement import placements
     from semel.cli.serve import ServeOptions, serve
-    from semel.settings import trace_collector
+    from semel.settings.environment import trace_collector
     from semel.telemetry.tracing import check_installed
 
     settings = call.settings

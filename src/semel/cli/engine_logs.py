@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from semel.engine.vllm.compat.internals import LOGGING_CONFIG
-from semel.settings import default_variable
+from semel.settings.environment import default_variable
 from semel.telemetry.logs import JSON_LOGGING, LogFormat
 
 __all__ = ["engine_logs"]

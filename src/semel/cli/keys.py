@@ -113,7 +113,7 @@ def make(call: Call[NewKeyFolderSettings]) -> None:
     """Make the keys of a fleet: a folder for frontends and one for workers, which cannot stand in for each other."""
     from semel.errors import ConfigError
     from semel.key_files import ADMIN_FILE, IDENTITY_FILE, STORE_FILE
-    from semel.settings import create_key
+    from semel.settings.secrets import create_key
     from semel.wire.zmq.key_pairs import KeyPairs
 
     folder = call.settings.directory
@@ -158,7 +158,7 @@ def retire(call: Call[KeyFolderSettings]) -> None:
 def show(call: Call[KeyFolderSettings]) -> None:
     """Show which keys a folder has, without any secret."""
     from semel.key_files import ADMIN_FILE, IDENTITY_FILE, STORE_FILE
-    from semel.settings import read_admin_key, read_key
+    from semel.settings.secrets import read_admin_key, read_key
 
     folder = call.settings.directory
     pairs = _load(folder)
@@ -175,7 +175,7 @@ def show(call: Call[KeyFolderSettings]) -> None:
 @command(key, KeyFileSettings, _FLEET)
 def fleet(call: Call[KeyFileSettings]) -> None:
     """Make a fleet key: one secret that everything is derived from, the same for all frontends and workers."""
-    from semel.settings import create_key
+    from semel.settings.secrets import create_key
 
     path = call.settings.path
     made = create_key(path)
@@ -195,7 +195,7 @@ def api_add(call: Call[ApiKeySettings]) -> None:
     """Make an API key for a tenant: its hash goes into the file, and the key is printed this once."""
     from semel.core.keyring import hash_key
     from semel.errors import ConfigError
-    from semel.settings import is_tenant
+    from semel.settings.secrets import is_tenant
 
     path, tenant = call.settings.path, call.settings.tenant
     if not is_tenant(tenant):
@@ -214,7 +214,7 @@ def api_remove(call: Call[ApiKeyRemovalSettings]) -> None:
     """Revoke the API keys of a tenant: all of them, or with --key-from-stdin the one that is read there."""
     from semel.core.keyring import Keyring
     from semel.errors import ConfigError
-    from semel.settings import tenant_key
+    from semel.settings.secrets import tenant_key
 
     path, tenant = call.settings.path, call.settings.tenant
     one = _read_api_key() if call.settings.key_from_stdin else None
@@ -243,7 +243,8 @@ def _edited(path: Path) -> Iterator[list[str]]:
     A file that frontends would not take is refused before and after: they would go on with the keys that they have.
     """
     from semel.errors import ConfigError
-    from semel.settings import ApiKeySettings, read_api_keys
+    from semel.settings.frontend import ApiKeySettings
+    from semel.settings.secrets import read_api_keys
 
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -280,7 +281,7 @@ def _read_api_key() -> str:
 def _load(folder: Path) -> KeyPairs:
     from semel.errors import ConfigError
     from semel.key_files import TRANSPORT_FILE
-    from semel.settings import read_transport_keys
+    from semel.settings.secrets import read_transport_keys
     from semel.wire.zmq.key_pairs import KeyPairs
 
     roles: tuple[Role, Role] = ("frontend", "worker")

@@ -24,7 +24,10 @@ from semel.cli.progress import Progress
 from semel.cli.supervisor import Child, end_at_once, ending
 from semel.engine.vllm.compat.internals import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
-from semel.settings import ServeSettings, ServingSettings, create_key, has_api_keys, run_folder
+from semel.settings.environment import run_folder
+from semel.settings.frontend import ServingSettings
+from semel.settings.secrets import create_key, has_api_keys
+from semel.settings.serve import ServeSettings
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.log_writer import DROPPED
 from semel.telemetry.logs import LogFormat, log_to_stderr

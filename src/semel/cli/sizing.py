@@ -9,7 +9,8 @@ from rich.console import Console
 from semel.core.flag import GIB, flag, same_flag
 from semel.frontend.limits import BudgetLimits
 from semel.media.fetch.settings import FetchSettings
-from semel.settings import CacheSettings, EncoderSettings
+from semel.settings.frontend import CacheSettings
+from semel.settings.worker import EncoderSettings
 from semel.sizing import Host, Part, memory_of
 
 __all__ = ["SizeSettings", "print_size"]

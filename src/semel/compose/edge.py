@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.compose.reloading import ReloadedFiles
 from semel.core import Keyring
-from semel.settings import ServingSettings, read_api_keys
+from semel.settings.frontend import ServingSettings
+from semel.settings.secrets import read_api_keys
 from semel.telemetry import Meter
 from semel.web.limits import ConnectionLimits
 

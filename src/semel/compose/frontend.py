@@ -31,14 +31,9 @@ from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.process import PoolProcess
 from semel.render import Pipeline, warm_up
 from semel.render.file_sources import FileSources
-from semel.settings import (
-    CacheKind,
-    DiscoverySettings,
-    FrontendSettings,
-    kubernetes_api,
-    read_api_keys,
-    trace_collector,
-)
+from semel.settings.environment import kubernetes_api, trace_collector
+from semel.settings.frontend import CacheKind, DiscoverySettings, FrontendSettings
+from semel.settings.secrets import read_api_keys
 from semel.shutdown import ShutdownSignal
 from semel.sizing import usable_cores
 from semel.store.store import open_store

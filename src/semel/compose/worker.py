@@ -23,17 +23,9 @@ from semel.engine.owner import owning
 from semel.errors import EngineHung
 from semel.fairness.turns import EngineWindow
 from semel.key_files import ProcessKeys, admin_key_file, process_keys
-from semel.settings import (
-    SERVICE_NAME,
-    TRACES_PROTOCOL,
-    EncoderSettings,
-    WorkerSettings,
-    default_folder,
-    default_variable,
-    embedding_store_nodes,
-    read_admin_key,
-    trace_collector,
-)
+from semel.settings.environment import SERVICE_NAME, TRACES_PROTOCOL, default_folder, default_variable, trace_collector
+from semel.settings.secrets import embedding_store_nodes, read_admin_key
+from semel.settings.worker import EncoderSettings, WorkerSettings
 from semel.shutdown import ShutdownSignal
 from semel.telemetry import metrics
 from semel.telemetry.logs import log_samples

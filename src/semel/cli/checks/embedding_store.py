@@ -8,7 +8,7 @@ from typing import Final
 
 from semel.cli.checks.finding import Finding, problem_of
 from semel.embeddings.settings import EmbeddingStoreSettings
-from semel.settings import embedding_store_nodes
+from semel.settings.secrets import embedding_store_nodes
 
 __all__ = ["check_embedding_store"]
 

@@ -18,19 +18,10 @@ from semel.engine.vllm.compat.versions import check_release
 from semel.errors import ConfigError
 from semel.fleet.discovery import check_address
 from semel.key_files import admin_key_file, process_keys
-from semel.settings import (
-    AdminSettings,
-    ApiKeySettings,
-    DiscoverySettings,
-    FrontendSettings,
-    ServeSettings,
-    ServingSettings,
-    WorkerSettings,
-    api_key_warnings,
-    embedding_store,
-    read_admin_key,
-    read_api_keys,
-)
+from semel.settings.frontend import ApiKeySettings, DiscoverySettings, FrontendSettings, ServingSettings
+from semel.settings.secrets import api_key_warnings, embedding_store, read_admin_key, read_api_keys
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import AdminSettings, WorkerSettings
 from semel.wire.proof import Role
 from semel.wire.zmq.address import check_directory
 
