@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from semel.compose import reloading
-from semel.compose.edge import reloaded_files
-from semel.compose.reloading import ReloadedFiles
+from semel.compose.reloading import ReloadedFiles, reloaded_files
 from semel.core import Keyring
 from semel.core.keyring import hash_key
 from semel.errors import ConfigError

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.compose.draining import drain, leave
-from semel.compose.edge import metrics_server, reloaded_files, say_where_metrics_are
 from semel.compose.interpreter import tune_interpreter
+from semel.compose.metrics_port import log_missing_metrics_port, metrics_server
 from semel.compose.pipeline import check_trust, pipeline_of, tokenizer_calls, tokenizer_of
-from semel.compose.reloading import follow_keys
+from semel.compose.reloading import follow_keys, reloaded_files
 from semel.core import Contract, Digest, Modality, Rendering
 from semel.frontend.budget import Budget
 from semel.key_files import ProcessKeys, process_keys
@@ -139,7 +139,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
         if store is not None:
             parts.meter.watch(store.samples)
             stack.callback(asyncio.create_task(store.run()).cancel)
-        say_where_metrics_are(serving, api_keys)
+        log_missing_metrics_port(serving, api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
         for files in reloaded_files(serving, api_keys, server, parts.meter):

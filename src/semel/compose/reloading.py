@@ -10,19 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from blake3 import blake3
 
+from semel.core import Keyring
 from semel.errors import ConfigError
 from semel.key_files import TransportSource
+from semel.settings.frontend import ServingSettings
+from semel.settings.secrets import read_api_keys
 from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
 from semel.wire.keys import TransportKeys
 
-__all__ = ["ReloadedFiles", "follow_keys"]
+if TYPE_CHECKING:
+    from semel.web.server import HttpServer
+
+__all__ = ["ReloadedFiles", "follow_keys", "reloaded_files"]
 
 _EVERY_S: Final = 0.5
 _MAX_BYTES: Final = 64 << 20
@@ -95,6 +102,21 @@ class ReloadedFiles(Generic[_T]):
     def samples(self) -> Iterator[Sample]:
         """The metrics."""
         yield metrics.FILE_STALE, bool(self._failure), (self._name,)
+
+
+def reloaded_files(
+    serving: ServingSettings, keys: Keyring, server: HttpServer, meter: Meter
+) -> Iterator[ReloadedFiles[Any]]:
+    """Yield the files of a frontend that are read again when they change: API keys, and certificates."""
+    if (path := serving.keys.api_keys_file) is not None:
+        yield ReloadedFiles("api_keys", [path], lambda: read_api_keys(serving.keys), keys.replace, meter)
+    if serving.tls.is_on:
+
+        def use(context: ssl.SSLContext | None) -> None:
+            assert context is not None
+            server.use_tls(context)
+
+        yield ReloadedFiles("certificate", serving.tls.files, serving.tls.context, use, meter)
 
 
 async def follow_keys(source: TransportSource, use: Callable[[TransportKeys], None], meter: Meter) -> None:
