@@ -64,7 +64,7 @@ class ProcessKeys:
 
     @classmethod
     def of_fleet_key(cls, key: Key, role: Role) -> Self:
-        """Everything of one key, which never changes."""
+        """Derive everything from one key, which never changes."""
         return cls(key, TransportSource(transport_keys(key, role)))
 
 

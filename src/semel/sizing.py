@@ -22,7 +22,7 @@ SUPERVISOR: Final = 30 * MIB
 FRONTEND: Final = 72 * MIB
 """A frontend's serving process, while nothing is in flight."""
 POOL_TEMPLATE: Final = 330 * MIB
-"""What a frontend's preprocessing processes share: the libraries that their fork server has imported."""
+"""Memory that a frontend's preprocessing processes share: the libraries that their fork server has imported."""
 POOL_PROCESS: Final = 75 * MIB
 """A preprocessing process with an HF processor, beyond that: half of it is staging memory and buffers."""
 WORKER: Final = 490 * MIB
@@ -95,7 +95,7 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
-    """At least 1. Quotas count: a pod that may use 2 of a host's 64 cores must not start 64 processes."""
+    """Count the cores that a process may use, at least 1: with a quota of 2 of 64 cores, a pod starts 2 processes."""
     cores = len(os.sched_getaffinity(0))
     try:
         allowed, period = quota.read_text().split()

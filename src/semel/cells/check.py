@@ -28,11 +28,11 @@ class Answer:
     """The answer of a frontend."""
 
     refusal: str = ""
-    """Why it did not answer at all."""
+    """The reason if it did not answer at all."""
 
     ready: bool = False
     reason: str = ""
-    """Why it is not ready."""
+    """The reason if it is not ready."""
 
     cell: str = ""
     contract: str = ""
@@ -111,7 +111,7 @@ def _faults(cell: str, address: str, answer: Answer) -> Iterator[CellFinding]:
 
 
 def _differences(file: CellsFile, answers: Mapping[str, Answer]) -> Iterator[CellFinding]:
-    """Cells that serve another model, or the same one otherwise: right during an upgrade, and wrong after it."""
+    """Report cells that serve another model, or the same one otherwise: right during an upgrade, and wrong after it."""
     serving: dict[str, list[str]] = {}
     for cell in file.cells:
         for contract in sorted({answers[address].contract for address in cell.addresses} - {""}):

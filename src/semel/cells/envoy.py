@@ -240,7 +240,7 @@ def _health_check(path: str, *, interval: str, unhealthy_threshold: int) -> _Jso
 
 
 def _no_breakers() -> _Json:
-    """Envoy's own bounds are low: three retries at a time, when a whole cell has to be taken over."""
+    """Lift Envoy's own bounds, which are low: three retries at a time, when a whole cell has to be taken over."""
     bounds = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
     return {"thresholds": [dict.fromkeys(bounds, _MANY)]}
 

@@ -67,7 +67,7 @@ def _score(key: bytes, cell: Cell) -> tuple[bytes, str]:
 
 
 def _key(*parts: bytes | str) -> bytes:
-    """One key for several texts: each has its length before it, so that no two lists of texts are alike."""
+    """Make one key of several texts: each has its length before it, so that no two lists of texts are alike."""
     hasher = blake2b(digest_size=_KEY_BYTES)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

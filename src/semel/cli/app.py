@@ -98,7 +98,7 @@ def worker(call: Call[WorkerSettings]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
-    """What `semel doctor` takes."""
+    """The settings of `semel doctor`."""
 
     model: str | None = flag(None, help="A model to check as well.", group="Server", is_common=True, is_positional=True)
     host: str = same_flag(ServerSettings, "host")
@@ -134,7 +134,7 @@ def size(call: Call[SizeSettings]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TopSettings:
-    """What `semel top` takes."""
+    """The settings of `semel top`."""
 
     url: tuple[str, ...] = flag(
         ("http://127.0.0.1:8000",),
@@ -161,7 +161,7 @@ def top(call: Call[TopSettings]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NoSettings:
-    """What a command takes that takes nothing."""
+    """The settings of a command without any."""
 
 
 @command(app, NoSettings)

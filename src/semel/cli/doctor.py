@@ -29,7 +29,7 @@ _MIN_MEMORY_BYTES: Final = 8 * 1024**3
 def examine(
     model: str | None, host: str, port: int, flags: Sequence[str] = (), *, store: EmbeddingStoreSettings | None = None
 ) -> Iterator[Finding]:
-    """All findings, each as soon as it is known. `flags` are vLLM's, for a model."""
+    """Yield all findings, each as soon as it is known. `flags` are vLLM's, for a model."""
     yield _python()
     yield from map(_package, _PACKAGES)
     yield _engine()

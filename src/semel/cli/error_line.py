@@ -30,6 +30,6 @@ def _print(level: int, message: str, command: str, words: Sequence[str] | None) 
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether the log is to be JSON: from the first line, also if the rest of the command line cannot be read."""
+    """Return whether the log is to be JSON, also if the rest of the command line cannot be read."""
     pairs = zip(words, [*words[1:], ""], strict=True)
     return any(one == "--log-format=json" or (one, value) == ("--log-format", "json") for one, value in pairs)

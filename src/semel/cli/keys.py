@@ -61,14 +61,14 @@ _PRIVATE_FILE: Final = stat.S_IRUSR | stat.S_IWUSR
 
 @dataclass(frozen=True, slots=True)
 class KeyFileSettings:
-    """What `semel key fleet` takes."""
+    """The settings of `semel key fleet`."""
 
     path: Path = flag(REQUIRED, help="The file to create; it must not exist.", group="Keys", is_positional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class NewKeyFolderSettings:
-    """What `semel key make` takes."""
+    """The settings of `semel key make`."""
 
     directory: Path = flag(
         REQUIRED, help="The folder for the keys; it must not exist, or be empty.", group="Keys", is_positional=True
@@ -77,21 +77,21 @@ class NewKeyFolderSettings:
 
 @dataclass(frozen=True, slots=True)
 class KeyFolderSettings:
-    """What `semel key rotate`, `semel key retire` and `semel key show` take."""
+    """The settings of `semel key rotate`, `semel key retire` and `semel key show`."""
 
     directory: Path = flag(REQUIRED, help="The folder that `semel key make` made.", group="Keys", is_positional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class HashSettings:
-    """What `semel key hash` takes."""
+    """The settings of `semel key hash`."""
 
     tenant: str = flag(REQUIRED, help="The tenant whose API key it is.", group="Keys", is_positional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKeySettings:
-    """What `semel key api-add` takes."""
+    """The settings of `semel key api-add`."""
 
     path: Path = flag(REQUIRED, help="The file of --api-keys-file.", group="Keys", is_positional=True)
     tenant: str = flag(REQUIRED, help="The tenant.", group="Keys", is_positional=True)
@@ -99,7 +99,7 @@ class ApiKeySettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiKeyRemovalSettings:
-    """What `semel key api-remove` takes."""
+    """The settings of `semel key api-remove`."""
 
     path: Path = same_flag(ApiKeySettings, "path")
     tenant: str = same_flag(ApiKeySettings, "tenant")
@@ -238,7 +238,7 @@ def api_remove(call: Call[ApiKeyRemovalSettings]) -> None:
 
 @contextmanager
 def _edited(path: Path) -> Iterator[list[str]]:
-    """The lines of a file of API keys, which replace it in one step with mode 0600; one by one, if several edit it.
+    """Edit the lines of a file of API keys, which replace it in one step with mode 0600; one editor at a time.
 
     A file that frontends would not take is refused before and after: they would go on with the keys that they have.
     """

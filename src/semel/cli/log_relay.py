@@ -51,7 +51,7 @@ def relayed_logs(form: LogFormat, cell: str | None = None) -> Iterator[None]:
 
 
 def json_line(line: bytes, cell: str | None = None) -> bytes:
-    """A line as JSON: itself, if it is that already; else one that names the cell."""
+    """Return a line as JSON: itself, if it is that already; else one that names the cell."""
     if line.startswith(b"{"):
         with contextlib.suppress(ValueError):
             json.loads(line)

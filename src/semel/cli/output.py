@@ -1,4 +1,4 @@
-"""What `semel serve` and its processes print, at a terminal or not; a terminal may go at any time.
+"""The output of `semel serve` and its processes, at a terminal or not; a terminal may go at any time.
 
 At a terminal, what the children print while they start goes to a file, and only what they print later is shown.
 """
@@ -27,7 +27,7 @@ __all__ = ["Output", "StandardError"]
 _PIPE_BYTES: Final = 1 << 16  # as many as one holds
 _MAX_FILE_BYTES: Final = 1 << 26
 _WARNING: Final = re.compile(rb"(?:WARNING|ERROR|CRITICAL) \S+ \S+ semel[.\w]*: ")
-"""How a line of `telemetry.logs` begins."""
+"""The beginning of a line of `telemetry.logs`."""
 
 
 class StandardError(io.TextIOBase):
@@ -63,11 +63,11 @@ class StandardError(io.TextIOBase):
             self._stream.flush()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether it is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Its descriptor, which knows the terminal's width."""
+        """Return its descriptor, which knows the terminal's width."""
         return self._stream.fileno()
 
     @property
@@ -99,7 +99,7 @@ class Output:
         asyncio.get_running_loop().add_reader(self._reader, self.read)
 
     def begin(self) -> None:
-        """The children have started: from now on everything is shown, and the file is not needed any more."""
+        """Show everything from now on, since the children have started, and drop the file."""
         self.read()
         self.log, self._is_visible = None, True
         self._drop_file()
@@ -142,7 +142,7 @@ class Output:
 
 
 def _warnings(show: Callable[[str], None]) -> Callable[[bytes], None]:
-    """Takes the lines on that are semel's own and no mere information, each without its end."""
+    """Show the lines that are semel's own and no mere information, each without its end."""
     rest = b""
 
     def take(printed: bytes) -> None:
@@ -156,7 +156,7 @@ def _warnings(show: Callable[[str], None]) -> Callable[[bytes], None]:
 
 
 def _json_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Takes whole lines on, each as JSON."""
+    """Put whole lines, each as JSON."""
     rest = b""
 
     def show(printed: bytes) -> None:

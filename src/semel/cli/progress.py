@@ -1,4 +1,4 @@
-"""How a start goes on: a line for each stage, with its seconds, and what is being waited for."""
+"""The progress of a start: a line for each stage, with its seconds, and what is being waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("semel.cli.serve")
 
 
 class Progress:
-    """Shows the stage of a start: at a terminal in one line that changes, else as lines of the log."""
+    """The stage of a start, shown at a terminal in one line that changes, else as lines of the log."""
 
     def __init__(self, update: Callable[[str], None] | None, clock: Callable[[], float] = monotonic) -> None:
         """`update` changes the line at a terminal."""

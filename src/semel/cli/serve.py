@@ -62,18 +62,18 @@ class ServeOptions:
 
     @property
     def log_format(self) -> LogFormat:
-        """How its log looks, and that of its children."""
+        """The format of its log, and of its children's."""
         return self.settings.serving.logs.log_format
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The address for clients."""
         server = self.settings.serving.server
         return f"{'https' if self.settings.serving.tls.is_on else 'http'}://{server.host}:{server.port}"
 
 
 def ready_url(serving: ServingSettings) -> str | None:
-    """Where /ready is asked, if clients need a certificate where they connect; else None."""
+    """Return the address to ask for /ready, if clients need a certificate where they connect; else None."""
     if serving.tls.cert_reqs != ssl.CERT_REQUIRED:
         return None
     if not serving.metrics_port:
@@ -84,7 +84,7 @@ def ready_url(serving: ServingSettings) -> str | None:
 
 
 def serve(options: ServeOptions) -> int:
-    """Run until Ctrl-C; the exit code."""
+    """Run until Ctrl-C; returns the exit code."""
     server = options.settings.serving.server
     log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s", writer=stderr.writer)
     logger.setLevel(logging.INFO)
@@ -128,14 +128,14 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
 
 
 async def _end(children: Sequence[Child], within_s: float) -> None:
-    """The frontend ends first, which has requests to answer; then all workers at the same time."""
+    """End the frontend first, which has requests to answer; then all workers at the same time."""
     *workers, frontend = children
     await frontend.end(within_s)
     await end_at_once(workers, within_s)
 
 
 def _children(options: ServeOptions, folder: Path, output: int | None) -> list[Child]:
-    """The workers, and last the frontend."""
+    """Make the workers, and last the frontend."""
     settings, keys = options.settings, _key_flags(options.settings, folder)
     command = [sys.executable, "-m", "semel"]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
@@ -162,7 +162,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> list[C
 
 
 def _key_flags(settings: ServeSettings, folder: Path) -> Mapping[Role, Sequence[str]]:
-    """Which keys each role gets; without any that are named, they share one that goes with this run."""
+    """Return the key flags of each role; without any that are named, they share a key that goes with this run."""
     if settings.key_dir is not None:
         return {role: ("--key-dir", str(settings.key_dir / role)) for role in get_args(Role)}
     key_file = settings.key_file
@@ -207,7 +207,7 @@ async def _until_ready(
 
 
 def _failure(ended: str, output: Output) -> str:
-    """The cause first, then who ended of it, and where the rest is."""
+    """Say the cause first, then who ended of it, and where the rest is."""
     where = "its messages are above" if output.path is None else f"everything that was printed is in {output.path}"
     cause = "" if output.log is None else output.log.cause
     return f"{cause}\n{ended}; {where}" if cause else f"{ended}; {where}"
@@ -240,7 +240,7 @@ def _ask_ready(url: str) -> tuple[bool, str]:
 
 
 def _unverified() -> ssl.SSLContext:
-    """Takes any certificate: our own child is asked, on this machine, and told nothing."""
+    """Accept any certificate: our own child is asked, on this machine, and told nothing."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

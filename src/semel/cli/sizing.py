@@ -18,7 +18,7 @@ __all__ = ["SizeSettings", "print_size"]
 
 @dataclass(frozen=True, slots=True)
 class SizeSettings:
-    """What `semel size` takes."""
+    """The settings of `semel size`."""
 
     processes: int = flag(
         2, "preprocessing-processes", help="Preprocessing processes of each frontend.", group="Host", min=1

@@ -1,4 +1,4 @@
-"""Reads what the processes of a start print: which stage they are in, and if they fail, the cause.
+"""The log of a start: the stage that its processes are in, and if they fail, the cause.
 
 The cause is the first exception of the process that failed first. What follows it are consequences: other processes
 that lost it, and the summary of the one that waited for all of them.
@@ -43,7 +43,7 @@ _MAX_REST_BYTES: Final = 1 << 16
 
 
 class StartLog:
-    """What a start has printed so far."""
+    """The output of a start so far."""
 
     def __init__(self) -> None:
         self.stage = FIRST_STAGE
@@ -61,7 +61,7 @@ class StartLog:
 
     @property
     def cause(self) -> str:
-        """Why it failed, in one line; empty if nothing was printed."""
+        """The cause of a failure, in one line; empty if nothing was printed."""
         return self._refusal or self._exception or self._error or self._last
 
     def _read(self, text: str) -> None:
@@ -97,7 +97,7 @@ def _split(pattern: re.Pattern[str], text: str) -> tuple[str, str]:
 
 
 def _texts(line: str) -> list[str]:
-    """The lines that a line stands for: one of JSON has a message, and perhaps an exception."""
+    """Return the lines that a line stands for: one of JSON has a message, and perhaps an exception."""
     if line.startswith("{"):
         try:
             entry: Any = json.loads(line)

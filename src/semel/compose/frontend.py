@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_cache(kind: CacheKind, capacity_bytes: int) -> Cache:
-    """A frontend's feature cache; without any bytes there is none, and everything works without reuse."""
+    """Create a frontend's feature cache; without any bytes there is none, and everything works without reuse."""
     if capacity_bytes <= 0:
         return NoCache()
     return SharedCache.create(capacity_bytes) if kind == "shared" else LruCache(capacity_bytes)
@@ -166,7 +166,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Every connection takes a descriptor, and what a process gets without asking is often only 1,024."""
+    """Raise the limit of open files: every connection takes one, and the soft limit is often only 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(_MAX_FILES, hard) if hard != resource.RLIM_INFINITY else _MAX_FILES
     if soft < wanted:
@@ -175,7 +175,7 @@ def _raise_file_limit() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """What the links, the pool and the pipeline of one frontend share."""
+    """The parts that the links, the pool and the pipeline of one frontend share."""
 
     settings: FrontendSettings
     keys: ProcessKeys
@@ -191,7 +191,7 @@ class _Parts:
 
     @property
     def processes(self) -> int:
-        """How many processes of the pool there are."""
+        """The number of processes of the pool."""
         processes = self.settings.serving.preprocessing.processes
         return usable_cores() if processes is None else processes
 
@@ -262,7 +262,7 @@ class _Parts:
             await keep_serving(fleet, service, pipeline)
 
     def _prepare(self, stack: contextlib.AsyncExitStack, fork_server: ForkServer) -> asyncio.Task[list[PoolProcess]]:
-        """Processes that are started while the engine loads: what to load, a worker's contract tells."""
+        """Start processes while the engine loads: what to load, a worker's contract tells."""
         stages = self.memory is not None
         max_memory_bytes = self.settings.serving.preprocessing.limits.max_memory_bytes
         prepared: list[PoolProcess] = []
@@ -357,7 +357,7 @@ class _Parts:
 
 
 def _address_sources(settings: DiscoverySettings) -> tuple[AddressSource, ...]:
-    """The sources of worker addresses that the flags name: a file, names in DNS, services of Kubernetes."""
+    """Return the sources of worker addresses that the flags name: a file, names in DNS, services of Kubernetes."""
     from semel.fleet.discovery import sources_of
     from semel.fleet.endpoint_slices import ServicePort
     from semel.fleet.slice_watch import SliceSource

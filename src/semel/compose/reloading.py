@@ -55,10 +55,10 @@ class ReloadedFiles(Generic[_T]):
         self._use = use
         self._meter = meter
         self._used: bytes | None = None
-        """What is in use; None until they were read here: they may have changed since the process began."""
+        """The fingerprint in use; None until they were read here: they may have changed since the process began."""
 
         self._failure = ""
-        """Why what is there now cannot be used."""
+        """The reason that what is there now cannot be used."""
 
         meter.watch(self.samples)
         for outcome in ("ok", "failed"):  # a rate needs a zero to begin with
@@ -95,12 +95,12 @@ class ReloadedFiles(Generic[_T]):
             logger.info("%s: read again from %s", self._name, ", ".join(map(str, self._paths)))
 
     def _is_new(self, failure: str) -> bool:
-        """Whether it failed in another way than the last time."""
+        """Note a failure; returns whether it is another one than the last time."""
         before, self._failure = self._failure, failure or "for no reason"
         return before != self._failure
 
     def samples(self) -> Iterator[Sample]:
-        """The metrics."""
+        """Yield the metrics."""
         yield metrics.FILE_STALE, bool(self._failure), (self._name,)
 
 
@@ -135,7 +135,7 @@ async def follow_keys(source: TransportSource, use: Callable[[TransportKeys], No
 
 
 def _fingerprint(paths: Sequence[Path]) -> bytes:
-    """What the files hold, whose they are, who may read them: one hash. A file that cannot be read has one too."""
+    """Hash what the files hold, whose they are and who may read them. A file that cannot be read has a hash too."""
     state = blake3()
     for path in paths:
         try:

@@ -333,5 +333,5 @@ def _rest(feature: Feature) -> _Rest:
 
 
 def _excerpt(text: str) -> str:
-    """Foreign text, shortened and in printable ASCII."""
+    """Shorten a foreign text, in printable ASCII."""
     return ascii(text[:_EXCERPT_CHARS])[1:-1]

@@ -45,7 +45,7 @@ class Dialect(Protocol):
         ...
 
     def request(self, body: Body, ids: Sequence[str | None]) -> Body:
-        """The request that names media by these ids, where there is one, and has the ids of all in its answer."""
+        """Return the request that names media by these ids, where there is one, and asks for the ids of all."""
         ...
 
     def ids(self, answer: Body) -> list[str | None] | None:

@@ -116,7 +116,7 @@ class Exchange:
 
 
 class EventReader:
-    """Reads a stream of events as it passes. Only an incomplete event is kept back: a client waits for its end too."""
+    """A reader of passing events. Only an incomplete event is kept back: a client waits for its end too."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

@@ -26,7 +26,7 @@ _JSON: Final = "application/json"
 
 
 def client(*, memory: Memory | None = None, library: ModuleType = httpx, **options: Any) -> Any:
-    """An `httpx.Client` for `openai.OpenAI(http_client=…)`, with the timeouts and limits that `openai` has by itself.
+    """Return an `httpx.Client` for `openai.OpenAI(http_client=…)`, with the timeouts and limits of `openai` itself.
 
     `options` are those of `httpx.Client`. Clients that share a `memory` share what they have sent. Its type is `Any`:
     `openai` 3 names the class of httpx2, and takes both.

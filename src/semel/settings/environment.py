@@ -45,7 +45,7 @@ for _ in range(20):
 
 
 def trace_collector(endpoint: str | None) -> Collector | None:
-    """Where spans go, and how: over HTTP unless the environment says otherwise, under OpenTelemetry's own names."""
+    """Return the collector of spans: over HTTP unless OpenTelemetry's own variables say otherwise."""
     from semel.telemetry.tracing import Collector
 
     if endpoint is None:
@@ -55,7 +55,7 @@ def trace_collector(endpoint: str | None) -> Collector | None:
 
 
 def kubernetes_api() -> KubernetesApi:
-    """The API server of the cluster that this pod is in."""
+    """Find the API server of the cluster that this pod is in."""
     from semel.fleet.kubernetes_api import KubernetesApi
 
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")

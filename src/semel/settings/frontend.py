@@ -35,7 +35,7 @@ CacheKind = Literal["shared", "lru"]
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where a server is, and how it ends."""
+    """The address of a server, its chat template, and its draining."""
 
     host: str = flag("127.0.0.1", help="Address to listen on.", group="Server", is_common=True)
     port: int = flag(8000, help="Port to listen on.", group="Server", is_common=True, min=0, max=MAX_PORT)
@@ -73,7 +73,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class DiscoverySettings:
-    """Where a frontend finds its workers."""
+    """The sources of a frontend's workers."""
 
     workers: tuple[str, ...] = flag(
         (),
@@ -139,7 +139,7 @@ class ApiKeySettings:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessingSettings:
-    """Who preprocesses, and with what."""
+    """The preprocessing processes of a frontend."""
 
     processes: int | None = flag(
         None,
@@ -195,7 +195,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What a process tells its operator."""
+    """Logs and traces of a process."""
 
     log_format: Literal["text", "json"] = flag(
         "text",
@@ -213,7 +213,7 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class StartSettings:
-    """How a command starts."""
+    """The start of a command."""
 
     config: Path | None = flag(
         None,
@@ -291,7 +291,7 @@ class ServingSettings:
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """What `semel frontend` takes."""
+    """The settings of `semel frontend`."""
 
     model: str = flag(
         REQUIRED,

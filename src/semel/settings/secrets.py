@@ -56,7 +56,7 @@ def create_key(path: Path) -> Key:
 
 
 def read_key(path: Path) -> Key:
-    """A fleet key from a key file: 64 hexadecimal digits, which nobody else can read."""
+    """Read a fleet key from a key file: 64 hexadecimal digits, which nobody else can read."""
     text = _read_secret(path, remedy=f"`semel key fleet {path}` makes one")
     try:
         return Key(bytes.fromhex(text))
@@ -65,7 +65,7 @@ def read_key(path: Path) -> Key:
 
 
 def read_transport_keys(path: Path, role: Role) -> TransportKeys:
-    """One role's transport keys from a file of `semel key make`, which nobody else can read."""
+    """Read one role's transport keys from a file of `semel key make`, which nobody else can read."""
     from semel.wire.zmq.address import transport_keys
     from semel.wire.zmq.key_pairs import decode_keys
 
@@ -78,12 +78,12 @@ def read_transport_keys(path: Path, role: Role) -> TransportKeys:
 
 
 def read_admin_key(path: Path) -> str:
-    """The key of a worker's admin address: any printable text, which nobody else can read."""
+    """Read the key of a worker's admin address: any printable text, which nobody else can read."""
     return _read_secret(path, remedy="write at least 16 random characters into it")
 
 
 def embedding_store_nodes(store: EmbeddingStoreSettings) -> Nodes | None:
-    """The nodes of the embedding store; None if the settings name none. Nothing is connected yet."""
+    """Return the nodes of the embedding store; None if the settings name none. Nothing is connected yet."""
     from semel.embeddings.nodes import open_nodes
 
     if store.locations is None:
@@ -96,13 +96,13 @@ def embedding_store_nodes(store: EmbeddingStoreSettings) -> Nodes | None:
 
 
 def embedding_store(encoder: EncoderSettings) -> Nodes | None:
-    """The same for a worker, whose host tier must have room for what comes from the store."""
+    """Return the same for a worker, whose host tier must have room for what comes from the store."""
     encoder.store.check_tier(encoder.embedding_tier_bytes)
     return embedding_store_nodes(encoder.store)
 
 
 def read_api_keys(settings: ApiKeySettings) -> Keyring:
-    """The keys of clients: those given, of one tenant, and those of a file that nobody else can read.
+    """Read the keys of clients: those given, of one tenant, and those of a file that nobody else can read.
 
     A key of a flag or of the environment may be short, as with vLLM; `api_key_warnings` says so.
     """
@@ -134,12 +134,12 @@ def api_key_warnings(settings: ApiKeySettings) -> Iterator[str]:
 
 
 def has_api_keys(settings: ApiKeySettings) -> bool:
-    """Whether clients need a key."""
+    """Return whether clients need a key."""
     return settings.api_keys_file is not None or bool(_given_keys(settings))
 
 
 def _given_keys(settings: ApiKeySettings) -> tuple[str, ...]:
-    """The keys of flags; without any, and without a file of keys, that of vLLM's variable."""
+    """Return the keys of flags; without any, and without a file of keys, that of vLLM's variable."""
     variable = os.environ.get(_VLLM_KEY)
     if settings.api_keys or settings.api_keys_file is not None or not variable:
         return settings.api_keys
@@ -147,12 +147,12 @@ def _given_keys(settings: ApiKeySettings) -> tuple[str, ...]:
 
 
 def is_tenant(text: str) -> bool:
-    """Whether a text can be the name of a tenant."""
+    """Return whether a text can be the name of a tenant."""
     return _TENANT.fullmatch(text) is not None
 
 
 def tenant_key(line: str) -> tuple[str, str] | None:
-    """The tenant of a line of an API keys file, and its key or the hash of it; None if the line has none."""
+    """Return the tenant of a line of an API keys file, and its key or the hash of it; None if the line has none."""
     if not (fields := line.partition("#")[0].split()):
         return None
     if len(fields) != 2 or not is_tenant(fields[0]):
@@ -176,7 +176,7 @@ def _tenant_keys(path: Path) -> list[tuple[str, str]]:
 
 
 def _read_secret(path: Path, *, remedy: str) -> str:
-    """The text of a key file; the `remedy` says how to make one that is not there."""
+    """Read the text of a key file; the `remedy` says how to make one that is not there."""
     try:
         with path.open(encoding="ascii") as file:
             status = os.fstat(file.fileno())
@@ -198,7 +198,7 @@ def _read_secret(path: Path, *, remedy: str) -> str:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Whether a file is its owner's alone, or root's and readable by a group of ours: so Kubernetes mounts secrets."""
+    """Accept a file of its owner alone, or root's and readable by a group of ours: so Kubernetes mounts secrets."""
     if not (others := status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)):
         return True
     is_ours = status.st_gid in {os.getegid(), *os.getgroups()}

@@ -17,7 +17,7 @@ __all__ = ["ServeSettings"]
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `semel serve` takes besides vLLM's flags."""
+    """The settings of `semel serve`, besides vLLM's flags."""
 
     model: str = same_flag(FrontendSettings, "model")
     key_file: Path | None = flag(

@@ -47,7 +47,7 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
-    """Which of semel's parts a worker's engine runs with."""
+    """The encoder and its caches in a worker's engine."""
 
     encoder_planning: bool = flag(
         False, help="Let semel schedule the encoder instead of vLLM's scheduler.", group="Encoder cache"
@@ -81,7 +81,7 @@ class EncoderSettings:
 
 @dataclass(frozen=True, slots=True)
 class TurnSettings:
-    """How tenants share a worker's engine."""
+    """The sharing of a worker's engine by tenants."""
 
     disable_tenant_turns: bool = flag(
         False,
@@ -92,7 +92,7 @@ class TurnSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What `semel worker` takes besides vLLM's flags."""
+    """The settings of `semel worker`, besides vLLM's flags."""
 
     model: str = same_flag(FrontendSettings, "model")
     listen: str = flag(

@@ -1,4 +1,4 @@
-"""Whether the embedding store that a worker would use answers."""
+"""The check of the embedding store that a worker would use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMEOUT_S: Final = 3.0
 
 
 def check_embedding_store(settings: EmbeddingStoreSettings) -> Iterator[Finding]:
-    """A finding for each of its nodes; nothing without a store."""
+    """Yield a finding for each of its nodes; nothing without a store."""
     if problems := list(problem_of(_WHAT, lambda: embedding_store_nodes(settings))):
         yield from problems
         return

@@ -58,7 +58,7 @@ class Memory:
 
 
 def check_ports(endpoints: Iterable[Endpoint]) -> Iterator[Finding]:
-    """Addresses that cannot be served at: taken, not this machine's, or named twice."""
+    """Report addresses that cannot be served at: taken, not this machine's, or named twice."""
     seen: dict[int, Endpoint] = {}
     for one in endpoints:
         first = seen.setdefault(one.port, one) if one.port else one
@@ -71,7 +71,7 @@ def check_ports(endpoints: Iterable[Endpoint]) -> Iterator[Finding]:
 
 
 def check_socket_folder() -> Finding:
-    """Whether sockets can be made."""
+    """Check that sockets can be made."""
     folder = Path(tempfile.gettempdir())
     if not os.access(folder, os.W_OK):
         return Finding("sockets", "problem", f"{folder} is not writable", "set TMPDIR to a folder that is")
@@ -79,7 +79,7 @@ def check_socket_folder() -> Finding:
 
 
 def check_shared_memory(flags: EngineFlags | None = None, *, workers: int = 1, folder: Path = _SHARED) -> Finding:
-    """Whether vLLM's processes have room for what they share."""
+    """Check that vLLM's processes have room for what they share."""
     if not folder.is_dir():
         return Finding("shared memory", "warning", f"no {folder}", "vLLM's processes need it: mount a tmpfs there")
     free, needed = shutil.disk_usage(folder).free, _NEEDED_SHARED_BYTES * workers
@@ -94,7 +94,7 @@ def check_shared_memory(flags: EngineFlags | None = None, *, workers: int = 1, f
 
 
 def check_memory(flags: EngineFlags | None = None, *, workers: int = 1) -> Iterator[Finding]:
-    """Whether there is as much free memory as vLLM is going to ask for."""
+    """Check that there is as much free memory as vLLM is going to ask for."""
     flags = flags or EngineFlags()
     if not installed_version():
         return
@@ -106,7 +106,7 @@ def check_memory(flags: EngineFlags | None = None, *, workers: int = 1) -> Itera
 
 
 def host_memory() -> list[Memory]:
-    """What is known of the memory of this host, or of its container; nothing if it has several nodes.
+    """Return the memory of this host, or of its container; nothing if it has several nodes.
 
     The kernel and its only node may differ, where memory is added while it is used: then either may be right.
     """
@@ -126,7 +126,7 @@ def host_memory() -> list[Memory]:
 
 
 def gpu_memory() -> list[Memory]:
-    """The memory of each GPU that may be used; none if nobody tells."""
+    """Return the memory of each GPU that may be used; none if nobody tells."""
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_S, check=True)  # noqa: S603 no input
     except (OSError, subprocess.SubprocessError):
@@ -191,19 +191,19 @@ def _share(flags: EngineFlags) -> float:
 
 
 def _cache_bytes(flags: EngineFlags, environment: Mapping[str, str]) -> float | None:
-    """The size of the KV cache where it is set; the variable counts before the flag."""
+    """Return the size of the KV cache where it is set; the variable counts before the flag."""
     text = environment.get("VLLM_CPU_KVCACHE_SPACE", "")
     return float(text) * GIB if text.isdigit() else flags.number("--kv-cache-memory-bytes")
 
 
 def engine_ranks(flags: EngineFlags | None) -> int:
-    """The devices of one engine."""
+    """Count the devices of one engine."""
     flags = flags or EngineFlags()
     return int((flags.number("--tensor-parallel-size") or 1) * (flags.number("--pipeline-parallel-size") or 1))
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """The fields of a table of the kernel's, in bytes: `MemTotal: 1 kB`, or `Node 0 MemTotal: 1 kB`."""
+    """Read a table of the kernel's, in bytes: `MemTotal: 1 kB`, or `Node 0 MemTotal: 1 kB`."""
     try:
         words = [line.split() for line in path.read_text().splitlines() if line.endswith("kB")]
     except OSError:

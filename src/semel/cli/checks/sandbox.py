@@ -1,4 +1,4 @@
-"""Whether this kernel has the sandbox of preprocessing processes."""
+"""The check of this kernel for the sandbox of preprocessing processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMEDY = (
 
 
 def check_sandbox(*, required: bool = False, found: Sandbox | None = None) -> Finding:
-    """A missing layer is a problem where the sandbox is required, and a warning elsewhere."""
+    """Check the layers: a missing one is a problem where the sandbox is required, and a warning elsewhere."""
     sandbox = found or kernel_sandbox()
     if sandbox.is_whole:
         return Finding("sandbox", "ok", str(sandbox))

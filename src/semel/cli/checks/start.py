@@ -29,7 +29,7 @@ __all__ = ["engine_findings", "frontend_findings", "key_warnings", "serve_findin
 
 
 def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
-    """What `semel frontend` would stumble over."""
+    """Check what `semel frontend` is to start with."""
     serving = settings.serving
     yield from problem_of("fleet key", lambda: process_keys(settings.key_file, settings.key_dir, "frontend"))
     yield from _key_findings(serving)
@@ -43,7 +43,7 @@ def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
 
 
 def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[Finding]:
-    """What `semel worker` would stumble over. `flags` are vLLM's."""
+    """Check what `semel worker` is to start with. `flags` are vLLM's."""
     yield from problem_of("fleet key", lambda: process_keys(settings.key_file, settings.key_dir, "worker"))
     yield from problem_of("address", lambda: check_directory(check_address(settings.listen)))
     yield from _listening_findings(settings.listen)
@@ -55,7 +55,7 @@ def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[
 
 
 def serve_findings(settings: ServeSettings, flags: Sequence[str]) -> Iterator[Finding]:
-    """What `semel serve` would stumble over. `flags` are vLLM's."""
+    """Check what `semel serve` is to start with. `flags` are vLLM's."""
     serving = settings.serving
     if settings.key_file is not None or settings.key_dir is not None:
         yield from problem_of("fleet key", lambda: _check_both(settings))
@@ -75,7 +75,7 @@ def serve_findings(settings: ServeSettings, flags: Sequence[str]) -> Iterator[Fi
 def engine_findings(
     model: str, flags: EngineFlags, *, trust_remote_code: bool = False, workers: int = 1
 ) -> Iterator[Finding]:
-    """What an engine would stumble over: its flags, its model, its memory."""
+    """Check an engine's flags, its model and its memory."""
     yield from problem_of("engine", check_release)
     yield from flags.problems
     yield from check_model(model, flags, trust_remote_code=trust_remote_code)
@@ -104,7 +104,7 @@ def _key_findings(serving: ServingSettings) -> Iterator[Finding]:
 
 
 def key_warnings(keys: ApiKeySettings) -> Iterator[Finding]:
-    """What an operator should know of the clients' keys, whether or not the rest is checked."""
+    """Warn of clients' keys, whether or not the rest is checked."""
     return (Finding("API keys", "warning", text) for text in api_key_warnings(keys))
 
 
@@ -119,7 +119,7 @@ def _admin_findings(path: Path | None) -> Iterator[Finding]:
 
 
 def _check_both(settings: ServeSettings) -> None:
-    """The keys that `semel serve` hands to its children."""
+    """Read the keys that `semel serve` hands to its children."""
     for role in get_args(Role):
         folder = None if settings.key_dir is None else settings.key_dir / role
         process_keys(settings.key_file, folder, role)
@@ -136,7 +136,7 @@ def _discovery_findings(discovery: DiscoverySettings) -> Iterator[Finding]:
 
 
 def _listening_findings(address: str) -> Iterable[Finding]:
-    """An address over tcp that a worker cannot listen at: taken, or not this machine's."""
+    """Report an address over tcp that a worker cannot listen at: taken, or not this machine's."""
     scheme, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
     if scheme != "tcp" or not port.isdigit() or host == "*":
