@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.progress import Progress
-from semel.cli.start_log import FIRST_STAGE, StartLog
+from semel.cli.start_log import FIRST_STAGE, Progress, StartLog
 from semel.compose import run_worker
 from semel.core.flag import fill
 from semel.settings.secrets import create_key

@@ -13,12 +13,12 @@ from rich.console import Console
 from semel.cli.cells import cells
 from semel.cli.flags import Call, HelpGroup, command, version_line
 from semel.cli.keys import key
-from semel.cli.sizing import SizeSettings, print_size
-from semel.core.flag import flag, same_flag, section
+from semel.core.flag import GIB, flag, same_flag, section
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.settings.frontend import FrontendSettings, ServerSettings, ServingSettings
 from semel.settings.serve import ServeSettings
 from semel.settings.worker import WorkerSettings
+from semel.sizing import Host, Part, memory_of
 
 __all__ = ["app"]
 
@@ -84,8 +84,7 @@ def worker(call: Call[WorkerSettings]) -> None:
 
     from semel.cli.checks import refuse, warn
     from semel.cli.checks.start import worker_findings
-    from semel.cli.engine_logs import engine_logs
-    from semel.cli.log_relay import relayed_logs
+    from semel.cli.log_relay import engine_logs, relayed_logs
     from semel.compose import run_worker
 
     log_format = call.settings.logs.log_format
@@ -126,10 +125,12 @@ def doctor(call: Call[DoctorSettings]) -> None:
     raise typer.Exit(int(failed))
 
 
-@command(app, SizeSettings)
-def size(call: Call[SizeSettings]) -> None:
+@command(app, Host)
+def size(call: Call[Host]) -> None:
     """Print how much memory a host needs at most, and for what."""
-    print_size(call.settings)
+    parts = memory_of(call.settings)
+    for part in (*parts, Part("in all", sum(part.nbytes for part in parts))):
+        console.print(f"{part.nbytes / GIB:8.2f} GiB  {part.name}", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import IO, Final, cast, get_args
 from rich.console import Console
 
 from semel.cli.output import Output, StandardError
-from semel.cli.progress import Progress
+from semel.cli.start_log import Progress
 from semel.cli.supervisor import Child, end_at_once, ending
 from semel.engine.vllm.compat.internals import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
@@ -145,7 +145,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> list[C
     for number, placement in enumerate(options.placements):
         several = len(options.placements) > 1
         address = f"ipc://{folder}/worker{f'-{number + 1}' if several else ''}.sock"
-        admin = [] if first_port is None else [f"--admin-port={_port(first_port, number)}"]
+        admin = [] if first_port is None else [f"--admin-port={first_port + number if first_port else 0}"]
         flags = ["--listen", address, *keys["worker"], *admin, *options.worker_flags, "--drain-delay-s=0"]
         name = f"worker {number + 1}" if several else "worker"
         children.append(
@@ -170,10 +170,6 @@ def _key_flags(settings: ServeSettings, folder: Path) -> Mapping[Role, Sequence[
         key_file = folder / "key"
         create_key(key_file)
     return dict.fromkeys(get_args(Role), ("--fleet-key-file", str(key_file)))
-
-
-def _port(first: int, number: int) -> int:
-    return first + number if first else 0
 
 
 async def _until_ready(
