@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.checks.embedding_store import check_embedding_store
 from semel.cli.checks.start import serve_findings, worker_findings
+from semel.cli.doctor import check_embedding_store
 from semel.core.flag import GIB, fill
 from semel.embeddings.address import StoreAddress
 from semel.embeddings.settings import EmbeddingStoreSettings

@@ -86,7 +86,7 @@ class Output:
         self._reader, self.descriptor = os.pipe()
         os.set_blocking(self._reader, False)
         self.writer = writer
-        self._show = _json_lines(writer.put) if form == "json" else writer.put
+        self._show = _by_line(self._put_json) if form == "json" else writer.put
         self._is_visible = is_visible
         self._file: BinaryIO | None = None
         self.path: Path | None = None
@@ -105,9 +105,14 @@ class Output:
         self._drop_file()
 
     def show_warnings(self, show: Callable[[str], None]) -> None:
-        """Show nothing any more but the warnings and errors of semel itself."""
+        """Show nothing any more but the warnings and errors of semel itself, each without its line end."""
+
+        def take(line: bytes) -> None:
+            if _WARNING.match(line):
+                show(line.decode(errors="replace"))
+
         self.read()
-        self._show, self._is_visible = _warnings(show), True
+        self._show, self._is_visible = _by_line(take), True
 
     def close(self, *, keep_file: bool) -> None:
         """Give the pipe back; whoever prints to it thereafter prints to nobody."""
@@ -134,6 +139,10 @@ class Output:
                 if len(printed) < _PIPE_BYTES:
                     return
 
+    def _put_json(self, line: bytes) -> None:
+        if line.strip():
+            self.writer.put(json_line(line) + b"\n")
+
     def _drop_file(self) -> None:
         if self._file is not None and self.path is not None:
             self._file.close()
@@ -141,27 +150,14 @@ class Output:
             self._file = self.path = None
 
 
-def _warnings(show: Callable[[str], None]) -> Callable[[bytes], None]:
-    """Show the lines that are semel's own and no mere information, each without its end."""
+def _by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return a function that takes what is printed, and passes whole lines on."""
     rest = b""
 
-    def take(printed: bytes) -> None:
+    def feed(printed: bytes) -> None:
         nonlocal rest
         *lines, rest = (rest + printed).split(b"\n")
         for line in lines:
-            if _WARNING.match(line):
-                show(line.decode(errors="replace"))
+            take(line)
 
-    return take
-
-
-def _json_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Put whole lines, each as JSON."""
-    rest = b""
-
-    def show(printed: bytes) -> None:
-        nonlocal rest
-        *lines, rest = (rest + printed).split(b"\n")
-        put(b"".join(json_line(line) + b"\n" for line in lines if line.strip()))
-
-    return show
+    return feed

@@ -1,4 +1,4 @@
-"""The machine: shared memory, free memory, ports. What vLLM would find out after it has loaded, found out before."""
+"""The machine: shared memory, free memory, ports, the sandbox; found out before vLLM has loaded and finds out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.finding import Finding, problem_of
 from semel.core.flag import GIB, MIB
 from semel.engine.vllm.compat.versions import installed_version, is_cpu_build
+from semel.processing.sandbox import Sandbox, kernel_sandbox
 from semel.web.address import bind
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Memory",
     "check_memory",
     "check_ports",
+    "check_sandbox",
     "check_shared_memory",
     "check_socket_folder",
     "engine_ranks",
@@ -36,6 +38,10 @@ _UTILIZATION: Final = 0.92
 _QUERY: Final = ("nvidia-smi", "--query-gpu=index,memory.total,memory.free", "--format=csv,noheader,nounits")
 _QUERY_S: Final = 3.0
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_SANDBOX_REMEDY: Final = (
+    "decoders run with the rights of the frontend's user; use Linux 5.13 or later with Landlock switched on, and a "
+    "container profile that allows its calls"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,15 @@ def check_socket_folder() -> Finding:
     if not os.access(folder, os.W_OK):
         return Finding("sockets", "problem", f"{folder} is not writable", "set TMPDIR to a folder that is")
     return Finding("sockets", "ok", f"in {folder}")
+
+
+def check_sandbox(*, required: bool = False, found: Sandbox | None = None) -> Finding:
+    """Check the layers: a missing one is a problem where the sandbox is required, and a warning elsewhere."""
+    sandbox = found or kernel_sandbox()
+    if sandbox.is_whole:
+        return Finding("sandbox", "ok", str(sandbox))
+    detail = f"{'--require-sandbox: ' if required else ''}{sandbox}"
+    return Finding("sandbox", "problem" if required else "warning", detail, _SANDBOX_REMEDY)
 
 
 def check_shared_memory(flags: EngineFlags | None = None, *, workers: int = 1, folder: Path = _SHARED) -> Finding:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +57,7 @@ def check_model(
     if flags is not None:
         problems += _check_tokenizer(folder, flags)
         problems += _check_flags(config, flags)
-    yield from problems or [Finding(_WHAT, "ok", f"{folder}: {_type_of(config)}")]
+    yield from problems or [Finding(_WHAT, "ok", f"{folder}: {config.get('model_type') or 'no model_type'}")]
     if flags is not None and flags.text("--load-format") in _OWN_LOADERS:
         yield from check_weights(folder, config)
 
@@ -108,10 +108,6 @@ def _is_cached(model: str) -> bool:
         return False
 
 
-def _type_of(config: Mapping[str, Any]) -> str:
-    return str(config.get("model_type", "")) or "no model_type"
-
-
 def _check_architecture(folder: Path, config: Mapping[str, Any], *, trusts: bool) -> Iterator[Finding]:
     """Report a type of model that transformers does not know, and that brings no code or may not run it."""
     kind = config.get("model_type")
@@ -123,7 +119,7 @@ def _check_architecture(folder: Path, config: Mapping[str, Any], *, trusts: bool
             yield Finding(_WHAT, "problem", detail, "add the flag if you trust the model")
         return
     detail = (
-        f"{folder}: config.json has model_type {kind!r}, which transformers {_version('transformers')} does not know"
+        f"{folder}: config.json has model_type {kind!r}, which transformers {version('transformers')} does not know"
     )
     yield Finding(
         _WHAT, "problem", detail, "is it spelt as the model's authors do? A newer model needs a newer release"
@@ -153,13 +149,6 @@ def _has_plugins() -> bool:
         for one in entry_points(group=group)
     )
     return any(one.dist is None or not one.dist.name.startswith(("vllm", "semel")) for one in found)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _check_tokenizer(folder: Path, flags: EngineFlags) -> Iterator[Finding]:

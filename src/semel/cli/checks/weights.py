@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.cli.checks.finding import Finding
+from semel.core.flag import GIB
 
 __all__ = ["check_weights"]
 
@@ -40,12 +41,10 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
             yield fault
             return
     headers = [header for path in files if (header := _header(path)) is not None]
-    yield from _misfits(folder, config, headers) or [_fine(files)]
-
-
-def _fine(files: Sequence[Path]) -> Finding:
-    size = sum(path.stat().st_size for path in files)
-    return Finding(_WHAT, "ok", f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1024**3:.2f} GiB")
+    size = (
+        f"{len(files)} file{'s' if len(files) > 1 else ''}, {sum(path.stat().st_size for path in files) / GIB:.2f} GiB"
+    )
+    yield from _misfits(folder, config, headers) or [Finding(_WHAT, "ok", size)]
 
 
 def _problem(detail: str, remedy: str) -> Finding:
