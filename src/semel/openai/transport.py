@@ -60,15 +60,16 @@ class Transport(httpx.BaseTransport):
                 response.close()
                 if exchange.repair(response.status_code, answer):
                     continue
-                return _complete(response, answer)
+                return _with_body(response, content=answer)
             break
         match _form(response, exchange):
             case "events":
-                return _streamed(response, _stream_classes(self._library)[0](response, EventReader(exchange)))
+                events = _stream_classes(self._library)[0](response, EventReader(exchange))
+                return _with_body(response, stream=events)
             case "whole":
                 content = response.read()
                 response.close()
-                return _complete(response, exchange.read(content))
+                return _with_body(response, content=exchange.read(content))
             case "foreign":
                 return response
 
@@ -110,15 +111,16 @@ class AsyncTransport(httpx.AsyncBaseTransport):
                 await response.aclose()
                 if exchange.repair(response.status_code, answer):
                     continue
-                return _complete(response, answer)
+                return _with_body(response, content=answer)
             break
         match _form(response, exchange):
             case "events":
-                return _streamed(response, _stream_classes(self._library)[1](response, EventReader(exchange)))
+                events = _stream_classes(self._library)[1](response, EventReader(exchange))
+                return _with_body(response, stream=events)
             case "whole":
                 content = await response.aread()
                 await response.aclose()
-                return _complete(response, exchange.read(content))
+                return _with_body(response, content=exchange.read(content))
             case "foreign":
                 return response
 
@@ -198,22 +200,12 @@ def _is(message: httpx.Request | httpx.Response, kind: str) -> bool:
     return bool(message.headers.get("content-type", "").partition(";")[0].strip().lower() == kind)
 
 
-def _complete(response: httpx.Response, content: bytes) -> httpx.Response:
-    """Return the response with a body that was read, and decompressed on the way."""
-    kind = type(response)
-    headers = _headers(response)
-    return kind(response.status_code, headers=headers, content=content, extensions=response.extensions)
-
-
-def _streamed(response: httpx.Response, stream: Any) -> httpx.Response:
-    kind = type(response)
-    return kind(response.status_code, headers=_headers(response), stream=stream, extensions=response.extensions)
-
-
-def _headers(response: httpx.Response) -> list[tuple[bytes, bytes]]:
-    """Return the headers but those of a body that is not passed on as it came."""
+def _with_body(response: httpx.Response, **body: Any) -> httpx.Response:
+    """Return the response with another `content` or `stream`, and without the headers of the one that came."""
     changed = (b"content-length", b"content-encoding", b"transfer-encoding")
-    return [(name, value) for name, value in response.headers.raw if name.lower() not in changed]
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in changed]
+    kind = type(response)
+    return kind(response.status_code, headers=headers, extensions=response.extensions, **body)
 
 
 @cache
