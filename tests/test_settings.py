@@ -82,14 +82,6 @@ def test_mutant_one_message_for_all_of_them_is_found(
         check_reason(tmp_path, fault, monkeypatch)
 
 
-def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "k"
-    create_key(path)
-    path.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        read_key(path)
-
-
 AS_OTHER = """
 import codecs, os, sys
 from pathlib import Path

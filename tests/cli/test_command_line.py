@@ -109,17 +109,6 @@ def test_a_flag_of_the_other_role_says_where_it_belongs(kind: type, flag: str, p
     assert place in str(finding)
 
 
-def test_an_operators_line_of_vllm_has_no_problem() -> None:
-    line = expand(
-        "m --host 127.0.0.1 --port 8101 --served-model-name my-vl qwen-vl --max-model-len 8192 --trust-remote-code "
-        "--enable-auto-tool-choice --tool-call-parser hermes --api-key sk-test-1234 --uvicorn-log-level warning "
-        "--root-path /llm --gpu-memory-utilization 0.9 --enforce-eager --max-num-seqs 32 --disable-log-requests "
-        "--chat-template-content-format openai --tensor-parallel-size 1"
-    )
-    assert verdicts(line) == ["warning", "warning"]
-    assert "--root-path=/llm" in line.words
-
-
 def test_adapters_are_refused_at_once() -> None:
     code, said = run_main("serve", "m", "--enable-lora", "--skip-checks")
     assert (code, "merge the adapter into the model" in said) == (2, True)
