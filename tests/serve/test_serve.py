@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import shutil
@@ -13,21 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
 
-from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.engine.vllm.compat.server_flags import server_flag
 from semel.lab.bench.ports import free_port
-from semel.settings.secrets import create_key, read_key
-from semel.wire.events import Event, Reset
-from semel.wire.messages import Failed
-from semel.wire.translation import to_submit
-from semel.wire.zmq import Connected, FrontendLink
+from semel.settings.secrets import create_key
 from tests.engine.engines import Engines
 from tests.engine.families import FAMILIES
 from tests.engine.parity import Answer, draw_image, image_part, random_chat
@@ -206,40 +199,6 @@ for chunk in client.chat.completions.create(model=client.models.list().data[0].i
             client.kill()
             aborted_s.append(until(lambda: served.running() == 0, 5))
     assert min(aborted_s) < 1.0
-
-
-async def next_event(link: FrontendLink, kind: type[Event | Connected]) -> Any:
-    async with asyncio.timeout(20):
-        async for event in link:
-            if isinstance(event, kind | Reset):
-                return event
-    raise AssertionError("the link ended")
-
-
-async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_S9(served: Served) -> None:
-    key = read_key(served.folder / "key")
-    pixels = Tensor("float32", (16, 1176), memoryview(bytes(16 * 1176 * 4)))
-    grid = Tensor("int64", (3,), np.array([1, 4, 4]).data.cast("B"))
-    feature = Feature("image", {"pixel_values": pixels, "image_grid_thw": grid}, Layout((1018,) * 4))
-    digest = Digest(b"x" * 32)
-    prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))
-    async with FrontendLink(f"ipc://{served.folder}/worker.sock", key=key, frontend_id="test") as link:
-        session = (await next_event(link, Connected)).session
-        session.send(to_submit(Submission("bad", prompt, {}), [digest]))
-        session.send_feature(digest, feature)
-        failed = await next_event(link, Failed)
-    assert (failed.status, failed.code) == (500, "feature_rejected")
-    assert "pixel_values is Tensor(float32" in failed.message
-    assert served.chat([PICTURE]).status_code == 200
-
-
-async def test_a_peer_without_the_key_can_neither_connect_nor_submit_S17(served: Served) -> None:
-    address = f"ipc://{served.folder}/worker.sock"
-    async with FrontendLink(address, key=Key(b"w" * 32), frontend_id="stranger") as link:
-        refused = await next_event(link, Connected)
-        assert isinstance(refused, Reset)
-        assert refused.code == "key"
-    assert served.chat("still here").status_code == 200
 
 
 @pytest.mark.parametrize("fault", ["processor", "key"])
