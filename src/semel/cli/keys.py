@@ -282,7 +282,7 @@ def _load(folder: Path) -> KeyPairs:
 
 
 def _save(folder: Path, pairs: KeyPairs) -> None:
-    """Replace both files, the workers' first: whoever has read only one of them still has a generation in common."""
+    """Replace both files, the workers' first: with either a process has a generation in common with the others."""
     from semel.key_files import TRANSPORT_FILE
     from semel.wire.zmq.key_pairs import encode_keys
 

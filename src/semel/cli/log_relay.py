@@ -55,7 +55,7 @@ def relayed_logs(form: LogFormat, cell: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def engine_logs(form: LogFormat) -> Iterator[None]:
-    """Let vLLM log as we do, unless it is told otherwise; to be entered before it is imported."""
+    """Let vLLM log as we do, unless it is configured otherwise; to be entered before it is imported."""
     if form == "text":
         yield
         return

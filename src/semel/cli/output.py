@@ -115,7 +115,7 @@ class Output:
         self._show, self._is_visible = _by_line(take), True
 
     def close(self, *, keep_file: bool) -> None:
-        """Give the pipe back; whoever prints to it thereafter prints to nobody."""
+        """Close the pipe; what is printed to it thereafter is lost."""
         asyncio.get_running_loop().remove_reader(self._reader)
         self.read()
         os.close(self._reader)

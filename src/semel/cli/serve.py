@@ -103,23 +103,23 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
     is_quiet = console.is_terminal and not settings.verbose and options.log_format == "text"
     output = Output(stderr.writer, is_visible=not is_quiet, form=options.log_format)
     children = _children(options, folder, output.descriptor)
-    keepers = [asyncio.create_task(child.keep()) for child in children]
+    tasks = [asyncio.create_task(child.keep()) for child in children]
     has_failed = True
     try:
-        await _until_ready(settings.model, probed, children, keepers, stopping, output)
+        await _until_ready(settings.model, probed, children, tasks, stopping, output)
         if not stopping.is_requested:
             output.begin()
             _greet(options)
-            if not await stopping.wait(*keepers):
-                _raise_ended(keepers)
+            if not await stopping.wait(*tasks):
+                _raise_ended(tasks)
         has_failed = False
         return 0
     finally:
         if console.is_terminal:
             output.show_warnings(partial(console.print, highlight=False, soft_wrap=True, markup=False))
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         with console.status("ending"):
             within_s = settings.drain_delay_s + drain_s + _END_S
             await stopping.unless_forced(_end(children, within_s))
@@ -176,7 +176,7 @@ async def _until_ready(
     model: str,
     url: str,
     children: Sequence[Child],
-    keepers: Sequence[asyncio.Task[None]],
+    tasks: Sequence[asyncio.Task[None]],
     stopping: ShutdownSignal,
     output: Output,
 ) -> None:
@@ -187,7 +187,7 @@ async def _until_ready(
     with console.status(f"starting {model}") as status:
         progress = Progress(status.update if output.path is not None else None)
         while not stopping.is_requested:
-            _raise_ended(keepers)
+            _raise_ended(tasks)
             output.read()
             if ended:
                 raise ConfigError(_failure(ended[0], output))
@@ -215,11 +215,11 @@ def _give_up(ended: list[str], name: str, code: int) -> bool:
     return False
 
 
-def _raise_ended(keepers: Sequence[asyncio.Task[None]]) -> None:
+def _raise_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Raise why nobody keeps a child running any more: the command must not stay without it."""
-    for keeper in keepers:
-        if keeper.done():
-            keeper.result()
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 def _ask_ready(url: str) -> tuple[bool, str]:
@@ -236,7 +236,7 @@ def _ask_ready(url: str) -> tuple[bool, str]:
 
 
 def _unverified() -> ssl.SSLContext:
-    """Accept any certificate: our own child is asked, on this machine, and told nothing."""
+    """Accept any certificate: our own child is asked, on this machine, and gets no secret."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -244,7 +244,7 @@ def _unverified() -> ssl.SSLContext:
 
 
 def _greet(options: ServeOptions) -> None:
-    if options.log_format == "json":  # for a program, and nothing else is told to it
+    if options.log_format == "json":  # for a program, which needs nothing else
         logger.info("semel is ready: %s/v1", options.url)
         return
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})

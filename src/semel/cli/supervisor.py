@@ -1,10 +1,10 @@
-"""Keeps the processes of `semel serve` alive, and ends every one of them.
+"""Supervision of the processes of `semel serve`: each is kept running, and ended at the end.
 
 Each child leads a process group of its own, so that Ctrl-C reaches only the supervisor, which then ends the groups in
 order; a child dies with the supervisor even if that is killed (the kernel sends it SIGTERM). A child that ends by
 itself is started again, after a pause that doubles while it keeps failing. So is one that cannot be started again for
-want of memory, processes or files; after so many tries in a row that keeps it from ever running, its keeper gives up,
-which is for its owner to see.
+want of memory, processes or files; after so many tries in a row that it never runs, `keep` raises, which is for its
+owner to see.
 """
 
 from __future__ import annotations

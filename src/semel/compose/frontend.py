@@ -239,7 +239,7 @@ class _Parts:
 
     async def follow(self, fleet: Fleet, service: FrontendState) -> None:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
-        found = find_folder(self.settings.model)  # what is no model is told at once
+        found = find_folder(self.settings.model)  # what is no model is refused at once
         async with contextlib.AsyncExitStack() as stack:
             fork_server = ForkServer(found)
             stack.push_async_callback(fork_server.close)

@@ -70,7 +70,7 @@ def kubernetes_api() -> KubernetesApi:
 
 @contextmanager
 def default_variable(name: str, value: str) -> Iterator[None]:
-    """Let a variable of the environment have a value for a while, unless it has one; children are told of it."""
+    """Let a variable of the environment have a value for a while, unless it has one; children inherit it."""
     if name in os.environ:
         yield
         return
@@ -83,7 +83,7 @@ def default_variable(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def default_folder(name: str) -> Iterator[None]:
-    """Let a variable of the environment name a folder for a while, unless it has a value; children are told of it."""
+    """Let a variable of the environment name a folder for a while, unless it has a value; children inherit it."""
     if name in os.environ:
         yield
         return
