@@ -1,4 +1,4 @@
-"""`semel doctor`: looks at what semel needs, and says for each thing what to do about it."""
+"""`semel doctor`: a finding for each thing that semel needs, with what to do about it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _FLEET: Final = "fleet"
 
 
 class KeyGroup(HelpGroup):
-    """`semel key FILE` is `semel key fleet FILE`, as it was before there were others."""
+    """The commands of `semel key`; `semel key FILE` is `semel key fleet FILE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that is called."""

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class ReloadedFiles(Generic[_T]):
-    """Files, what is made of them, and who uses it."""
+    """Files that are read again when they change, and the user of their contents."""
 
     def __init__(
         self, name: str, paths: Sequence[Path], load: Callable[[], _T], use: Callable[[_T], None], meter: Meter

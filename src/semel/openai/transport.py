@@ -40,7 +40,7 @@ def async_client(*, memory: Memory | None = None, library: ModuleType = httpx, *
 
 
 class Transport(httpx.BaseTransport):
-    """Sends media once to each server, through another transport."""
+    """A transport that sends media once to each server, through another one."""
 
     def __init__(
         self, inner: httpx.BaseTransport, memory: Memory | None = None, *, library: ModuleType = httpx
