@@ -17,7 +17,7 @@ import semel
 from semel.core import Media
 from semel.processing import HfProcessor
 from semel.processing.probes import proven_fingerprint, run_probes
-from semel.settings import read_key
+from semel.settings.secrets import read_key
 
 
 def main() -> None:

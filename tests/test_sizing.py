@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel import sizing
-from semel.sizing import GIB, MIB, Host, memory_of
+from semel.core.flag import GIB, MIB
+from semel.sizing import Host, memory_of
 from tests.commands import invoke
 
 PAGE = (Path(__file__).parent.parent / "docs/operate/capacity.md").read_text()
@@ -23,9 +24,11 @@ def total(host: Host) -> int:
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 1 << 20), st.integers(0, 1 << 15))
 def test_every_rank_holds_every_encoder_output(workers: int, ranks: int, embeddings: int, each: int) -> None:
     host = Host(2, workers=workers, ranks=ranks)
-    more = replace(host, encoder_cache=embeddings * each)
+    more = replace(host, encoder_cache_embeddings=embeddings, embedding_bytes=each)
     assert total(more) - total(host) == workers * ranks * embeddings * each
-    assert total(replace(host, embedding_tier=each)) - total(host) == workers * each, "all ranks map the same memory"
+    assert total(replace(host, embedding_tier_bytes=each)) - total(host) == workers * each, (
+        "all ranks map the same memory"
+    )
 
 
 def test_the_command_counts_the_encoder_cache() -> None:
@@ -52,7 +55,8 @@ def test_the_page_states_the_constants_of_the_code() -> None:
 
 def test_a_host_that_was_measured_takes_what_is_predicted() -> None:
     """`semel serve` of a tiny Qwen2-VL on two cores, idle after its warm-up: 3,438 MiB."""
-    host = Host(processes=2, feature_cache=0, item_cache=0, kv_cache=GIB, weights=4 * MIB)
+    bare = Host(processes=2, feature_cache_bytes=0, media_cache_bytes=0, max_media_bytes=0, item_cache_bytes=0)
+    host = replace(bare, kv_cache_bytes=GIB, weights_bytes=4 * MIB)
     assert abs(total(host) / MIB / 3_438 - 1) < 0.1
 
 
@@ -60,5 +64,5 @@ def test_the_command_adds_up_every_bound() -> None:
     shown = invoke("size", "--frontends", "2", "--media-cache-gb", "1")
     assert shown.exit_code == 0
     assert re.search(r"6\.00 GiB  media in flight, and fetched", shown.output)
-    whole = Host(2, frontends=2, media_cache=GIB, media_in_flight=2 * GIB)
+    whole = Host(2, frontends=2, media_cache_bytes=GIB, max_media_bytes=2 * GIB)
     assert f"{total(whole) / GIB:.2f} GiB  in all" in shown.output

@@ -69,7 +69,7 @@ def _ask(
     key: str,
     timeout_s: float,
 ) -> bytes:
-    """Return the body of a good answer."""
+    """Return the body of a good answer; a worker may answer before all is sent, if it refuses."""
     address = _address(url)
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError("an admin key is printable ASCII; is this the content of the worker's --admin-key-file?")
@@ -77,34 +77,23 @@ def _ask(
     connection = _CONNECTIONS[address.scheme](address.hostname, address.port, timeout=timeout_s)
     path = address.path.rstrip("/") + _PATH + what
     with contextlib.closing(connection):
-        status, body = _exchange(connection, url, method, path, pieces, {"Authorization": f"Bearer {key}", **headers})
-    if status != 200:
-        raise _error(url, status, body)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise NotReady(f"nobody answers at {url} ({error}); is it the worker's admin address?") from error
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                every = {"Authorization": f"Bearer {key}", **headers}
+                connection.request(method, path, iter(pieces) if pieces else None, every)
+            response = connection.getresponse()
+            body: bytes = response.read(_MAX_ANSWER_BYTES)
+        except TimeoutError as error:
+            raise WorkerLost(f"the worker at {url} did not answer in {timeout_s} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise WorkerLost(f"the worker at {url} broke the connection ({error!r})") from error
+    if response.status != 200:
+        raise _error(url, response.status, body)
     return body
-
-
-def _exchange(
-    connection: http.client.HTTPConnection,
-    url: str,
-    method: str,
-    path: str,
-    pieces: Sequence[bytes | memoryview],
-    headers: Mapping[str, str],
-) -> tuple[int, bytes]:
-    """Send, and read the answer; also that of a worker which refused before all was sent."""
-    try:
-        connection.connect()
-    except OSError as error:
-        raise NotReady(f"nobody answers at {url} ({error}); is it the worker's admin address?") from error
-    try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.request(method, path, iter(pieces) if pieces else None, headers)
-        response = connection.getresponse()
-        return response.status, response.read(_MAX_ANSWER_BYTES)
-    except TimeoutError as error:
-        raise WorkerLost(f"the worker at {url} did not answer in {connection.timeout} s") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise WorkerLost(f"the worker at {url} broke the connection ({error!r})") from error
 
 
 def _address(url: str) -> SplitResult:

@@ -258,7 +258,7 @@ class ServiceError(SemelError):
     def __init__(self, message: str = "", *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """When the same request may succeed, where that is known better than "in a moment", in seconds."""
+        """Seconds until the same request may succeed, where that is known better than "in a moment"."""
 
 
 class FeatureRejected(ServiceError):
@@ -295,7 +295,7 @@ class WorkerLost(ServiceError):
     def __init__(self, message: str = "", *, retry_after_s: float = 1.0, is_death: bool = False) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.is_death = is_death
-        """Whether its engine or its process died, as far as one can see from here."""
+        """Its engine or its process died, as far as one can see from here."""
 
 
 class MediaStoreUnavailable(ServiceError):

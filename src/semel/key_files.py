@@ -17,7 +17,8 @@ from typing import Final, Self
 
 from semel.core import Key
 from semel.errors import ConfigError
-from semel.settings import WorkerSettings, read_key, read_transport_keys
+from semel.settings.secrets import read_key, read_transport_keys
+from semel.settings.worker import WorkerSettings
 from semel.wire.keys import TransportKeys
 from semel.wire.proof import Role
 from semel.wire.zmq.address import transport_keys
@@ -63,7 +64,7 @@ class ProcessKeys:
 
     @classmethod
     def of_fleet_key(cls, key: Key, role: Role) -> Self:
-        """Everything of one key, which never changes."""
+        """Derive everything from one key, which never changes."""
         return cls(key, TransportSource(transport_keys(key, role)))
 
 

@@ -22,7 +22,7 @@ class ShutdownSignal:
 
     @classmethod
     def listening(cls) -> Self:
-        """Of this process, from now on."""
+        """Listen for the signals of this process, from now on."""
         stopping, loop = cls(), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopping.ask)

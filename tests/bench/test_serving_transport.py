@@ -16,7 +16,8 @@ from semel.errors import ConfigError
 from semel.lab.bench.serving import servers
 from semel.lab.bench.serving.run import Options
 from semel.lab.bench.serving.servers import Launch, semel_server
-from semel.settings import FrontendSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings
+from semel.settings.worker import WorkerSettings
 from tools.fleet.processes import Fleet
 from tools.fleet.transports import Figures
 

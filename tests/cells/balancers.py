@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -58,34 +59,39 @@ class Balancer:
 @contextmanager
 def running_envoy(config: str, port: int, home: Path, name: str = "envoy") -> Iterator[Balancer]:
     (path := home / f"{name}.json").write_text(config)
-    command = [ENVOY, "--config-path", str(path), "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warn"]
-    with _running(command, port, home / f"{name}.log") as balancer:
-        yield balancer
+    url, log = f"http://127.0.0.1:{port}", home / f"{name}.log"
+    with running(envoy_command(path), url, log):
+        yield Balancer(url, log)
 
 
 @contextmanager
 def running_haproxy(config: str, port: int, home: Path) -> Iterator[Balancer]:
     (path := home / "haproxy.cfg").write_text(config)
-    with _running([haproxy(), "-f", str(path)], port, home / "haproxy.log") as balancer:
-        yield balancer
+    url, log = f"http://127.0.0.1:{port}", home / "haproxy.log"
+    with running([haproxy(), "-f", str(path)], url, log):
+        yield Balancer(url, log)
+
+
+def envoy_command(path: Path) -> Sequence[str]:
+    return [ENVOY, "--config-path", str(path), "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warn"]
 
 
 @contextmanager
-def _running(command: Sequence[str], port: int, log: Path) -> Iterator[Balancer]:
+def running(command: Sequence[str], url: str, log: Path, verify: ssl.SSLContext | bool = False) -> Iterator[None]:
+    """A balancer that answers, until it is left."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
-    found = Balancer(f"http://127.0.0.1:{port}", log)
 
     def answers() -> bool:
         assert process.poll() is None, log.read_text()[-3_000:]
         try:
-            return httpx.get(f"{found.url}/ready", timeout=10, verify=False).status_code == 200
+            return httpx.get(f"{url}/ready", timeout=10, verify=verify).status_code == 200
         except httpx.TransportError:
             return False
 
     try:
         until(answers, START_S, every_s=0.1)
-        yield found
+        yield
     finally:
         process.terminate()
         try:

@@ -11,12 +11,12 @@ from threading import Thread
 import pytest
 
 from semel.cells.check import CELL_HEADER, CONTRACT_HEADER, Answer, findings
-from semel.cells.file import CellsFile, Listening
+from semel.cells.file import CellsFile
 from semel.cells.placement import Cell
 from semel.lab.bench.ports import free_port
 from tests.commands import invoke
 
-FILE = CellsFile((Cell("a", ("a1:1", "a2:1")), Cell("b", ("b1:1",))), Listening("127.0.0.1", 8080))
+FILE = CellsFile((Cell("a", ("a1:1", "a2:1")), Cell("b", ("b1:1",))))
 WELL = {
     "a1:1": Answer(ready=True, cell="a", contract="c0"),
     "a2:1": Answer(ready=True, cell="a", contract="c0"),

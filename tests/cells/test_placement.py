@@ -1,4 +1,4 @@
-"""Which cell a tenant is in, held to a slow model; the wrong ways beside it fail where they should."""
+"""The cells of a tenant, held to a slow model; the wrong ways fail where they should."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.cells.placement import Cell, session_cell
+from semel.cells.placement import Cell, home_cells
 
 NAMES = [f"cell-{number}" for number in range(12)]
 TENANTS = [f"tenant-{number}" for number in range(400)]
@@ -18,7 +18,7 @@ TENANTS = [f"tenant-{number}" for number in range(400)]
 weights = st.integers(1, 9)
 fleets = st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True).flatmap(
     lambda names: st.lists(weights, min_size=len(names), max_size=len(names)).map(
-        lambda drawn: tuple(Cell(name, weight=weight) for name, weight in zip(names, drawn, strict=True))
+        lambda drawn: tuple(Cell(name, (), weight=weight) for name, weight in zip(names, drawn, strict=True))
     )
 )
 names = st.text(max_size=20)
@@ -44,30 +44,17 @@ def _model_order(key: bytes, cells: Sequence[Cell]) -> list[Cell]:
     return found
 
 
-def _model(tenant: str, session: str, cells: Sequence[Cell], weight: int, down: set[str]) -> Cell | None:
-    ranked = _model_order(_hashed(b"semel tenant", tenant.encode()), cells)
-    own, others = ranked[:weight], ranked[weight:]
-    own = _model_order(_hashed(b"semel session", tenant.encode(), session.encode()), own)
-    for cell in [*own, *others]:
-        if cell.name not in down:
-            return cell
-    return None
+@given(names, fleets, st.integers(1, 8))
+def test_they_are_the_cells_of_the_model(tenant: str, cells: tuple[Cell, ...], weight: int) -> None:
+    model = _model_order(_hashed(b"semel tenant", tenant.encode()), cells)
+    assert list(home_cells(tenant, cells, weight)) == model[:weight]
 
 
-@given(names, names, fleets, st.integers(1, 8), st.sets(st.sampled_from(NAMES)))
-def test_it_is_the_cell_of_the_model(
-    tenant: str, session: str, cells: tuple[Cell, ...], weight: int, down: set[str]
-) -> None:
-    assert session_cell(tenant, session, cells, weight=weight, down=down) == _model(
-        tenant, session, cells, weight, down
-    )
+Choice = Callable[[str, tuple[Cell, ...]], Cell]
 
 
-Choice = Callable[[str, tuple[Cell, ...]], Cell | None]
-
-
-def _rendezvous(tenant: str, cells: tuple[Cell, ...]) -> Cell | None:
-    return session_cell(tenant, "", cells)
+def _rendezvous(tenant: str, cells: tuple[Cell, ...]) -> Cell:
+    return home_cells(tenant, cells)[0]
 
 
 def _modulo(tenant: str, cells: tuple[Cell, ...]) -> Cell:
@@ -75,18 +62,16 @@ def _modulo(tenant: str, cells: tuple[Cell, ...]) -> Cell:
     return cells[int.from_bytes(_hashed(tenant.encode())[:8], "little") % len(cells)]
 
 
-def _unweighted(tenant: str, cells: tuple[Cell, ...]) -> Cell | None:
+def _unweighted(tenant: str, cells: tuple[Cell, ...]) -> Cell:
     """A mutant: every cell has one ticket."""
-    found = session_cell(tenant, "", tuple(Cell(cell.name) for cell in cells))
-    return next((cell for cell in cells if found is not None and cell.name == found.name), None)
+    return _rendezvous(tenant, tuple(Cell(cell.name, ()) for cell in cells))
 
 
 def _moved_wrongly(
     choose: Choice, before: tuple[Cell, ...], after: tuple[Cell, ...], changed: str, count: int = len(TENANTS)
 ) -> int:
     """Tenants that another cell has now, though neither is the one that came, went or changed."""
-    moves = [(choose(tenant, before), choose(tenant, after)) for tenant in TENANTS[:count]]
-    pairs = [(one and one.name, other and other.name) for one, other in moves]
+    pairs = [(choose(tenant, before).name, choose(tenant, after).name) for tenant in TENANTS[:count]]
     return sum(one != other and changed not in (one, other) for one, other in pairs)
 
 
@@ -98,18 +83,18 @@ def test_a_cell_that_comes_or_changes_its_weight_moves_only_what_it_wins_or_had(
     others = tuple(cell for cell in cells if cell != changed)
     if others:
         assert _moved_wrongly(_rendezvous, cells, others, changed.name, 40) == 0
-    heavier = Cell(changed.name, weight=changed.weight + 1)
+    heavier = Cell(changed.name, (), weight=changed.weight + 1)
     assert _moved_wrongly(_rendezvous, cells, (*others, heavier), changed.name, 40) == 0
 
 
 def test_the_hash_modulo_the_number_of_cells_moves_others_too() -> None:
-    cells = tuple(map(Cell, NAMES[:4]))
+    cells = tuple(Cell(name, ()) for name in NAMES[:4])
     assert _moved_wrongly(_modulo, cells, cells[1:], NAMES[0]) > 100
     assert _moved_wrongly(_rendezvous, cells, cells[1:], NAMES[0]) == 0
 
 
 @pytest.mark.parametrize(("choose", "is_right"), [(_rendezvous, True), (_unweighted, False)])
 def test_a_cell_of_weight_three_has_three_times_the_tenants(choose: Choice, is_right: bool) -> None:
-    cells = (Cell("light"), Cell("heavy", weight=3))
-    found = Counter(cell.name for tenant in TENANTS if (cell := choose(tenant, cells)) is not None)
+    cells = (Cell("light", ()), Cell("heavy", (), weight=3))
+    found = Counter(choose(tenant, cells).name for tenant in TENANTS)
     assert (2.2 < found["heavy"] / found["light"] < 4.0) == is_right, found

@@ -42,13 +42,6 @@ def test_a_model_that_a_list_took_is_asked_for_before_the_list_and_no_key_is_sho
     assert "--api-key" not in semel("serve").stderr
 
 
-@pytest.mark.slow
-def test_testing_model_writes_a_model_folder(tmp_path: Path) -> None:
-    done = semel("testing", "model", "qwen2-vl", str(tmp_path / "tiny"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "tiny" / "model.safetensors").exists()
-
-
 def test_an_unknown_family_is_refused_by_the_ones_there_are(tmp_path: Path) -> None:
     done = semel("testing", "model", "gpt-5", str(tmp_path / "tiny"))
     assert done.returncode == 2

@@ -23,7 +23,10 @@ from semel.engine.vllm.compat import versions
 from semel.engine.vllm.compat.internals import CORE_BINDING
 from semel.errors import ConfigError
 from semel.lab.bench.ports import free_port
-from semel.settings import FrontendSettings, ServeSettings, WorkerSettings, create_key
+from semel.settings.frontend import FrontendSettings
+from semel.settings.secrets import create_key
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import WorkerSettings
 from tests.conftest import Folder
 
 NO_FLAGS = EngineFlags()

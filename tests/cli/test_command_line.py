@@ -10,7 +10,9 @@ from semel.cli.command_line import CommandLine
 from semel.core.flag import flags_of
 from semel.errors import ConfigError
 from semel.lab.bench.settings import VerifySettings
-from semel.settings import FrontendSettings, ServeSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import WorkerSettings
 from tests.commands import invoke, run_main
 
 SECRET = "a-key-that-nobody-must-see"
@@ -105,17 +107,6 @@ def test_a_flag_of_the_other_role_says_where_it_belongs(kind: type, flag: str, p
     (finding,) = expand(f"m {flag}", kind).findings
     assert finding.verdict == "problem"
     assert place in str(finding)
-
-
-def test_an_operators_line_of_vllm_has_no_problem() -> None:
-    line = expand(
-        "m --host 127.0.0.1 --port 8101 --served-model-name my-vl qwen-vl --max-model-len 8192 --trust-remote-code "
-        "--enable-auto-tool-choice --tool-call-parser hermes --api-key sk-test-1234 --uvicorn-log-level warning "
-        "--root-path /llm --gpu-memory-utilization 0.9 --enforce-eager --max-num-seqs 32 --disable-log-requests "
-        "--chat-template-content-format openai --tensor-parallel-size 1"
-    )
-    assert verdicts(line) == ["warning", "warning"]
-    assert "--root-path=/llm" in line.words
 
 
 def test_adapters_are_refused_at_once() -> None:

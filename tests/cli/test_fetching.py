@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.flags import Call
-from semel.media.fetch.settings import FetchSettings
-from semel.settings import ServingSettings, create_key
+from semel.settings.secrets import create_key
 from tests.cli.test_app import semel
 
 
@@ -28,22 +26,3 @@ def test_a_flag_that_makes_no_sense_is_named_at_the_start(tmp_path: Path, flag: 
     assert flag in done.stderr
     assert value in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_serve_hands_them_on_to_its_frontend() -> None:
-    values = {
-        "allowed_media_domains": ("a.example", ".b.example:8443"),
-        "allow_media_http": True,
-        "allowed_media_networks": (),
-        "allowed_local_media_path": None,
-        "max_media_bytes": 5,
-        "media_cache_gb": 0.3,
-        "rate": 1.0,
-    }
-    call = Call(FetchSettings(), values)
-    assert call.arguments(ServingSettings, but=("media_cache_gb",)) == [
-        "--allowed-media-domains=a.example",
-        "--allowed-media-domains=.b.example:8443",
-        "--allow-media-http",
-        "--max-media-bytes=5",
-    ]

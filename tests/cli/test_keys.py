@@ -12,13 +12,9 @@ from semel.core import Keyring
 from semel.core.flag import fill
 from semel.errors import ConfigError
 from semel.key_files import ProcessKeys, admin_key_file, process_keys
-from semel.settings import (
-    ApiKeySettings,
-    WorkerSettings,
-    create_key,
-    read_api_keys,
-    read_transport_keys,
-)
+from semel.settings.frontend import ApiKeySettings
+from semel.settings.secrets import create_key, read_api_keys, read_transport_keys
+from semel.settings.worker import WorkerSettings
 from tests.commands import invoke
 
 FILES = {

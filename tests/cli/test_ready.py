@@ -13,7 +13,8 @@ import pytest
 
 from semel.cli import serve
 from semel.errors import ConfigError
-from semel.settings import ApiKeySettings, ServeSettings, ServingSettings
+from semel.settings.frontend import ApiKeySettings, ServingSettings
+from semel.settings.serve import ServeSettings
 from semel.web.tls import TlsSettings
 from tests.embeddings.certificates import Authority
 

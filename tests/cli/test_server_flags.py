@@ -15,7 +15,7 @@ from semel.engine.vllm.compat.flags import FlagSource, server_flags
 from semel.engine.vllm.compat.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SERVER_FLAGS, server_flag
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version
-from semel.settings import ServeSettings
+from semel.settings.serve import ServeSettings
 from tools.server_flag_table import PAGE, page_with, table
 
 PINNED: dict[str, list[str]] = json.loads((Path(__file__).parent / "server_flags.json").read_text())

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.progress import Progress
-from semel.cli.start_log import FIRST_STAGE, StartLog
+from semel.cli.start_log import FIRST_STAGE, Progress, StartLog
 from semel.compose import run_worker
 from semel.core.flag import fill
-from semel.settings import WorkerSettings, create_key
+from semel.settings.secrets import create_key
+from semel.settings.worker import WorkerSettings
 
 FAILED = """\
 INFO 2026-11-16 22:15:53,956 uvicorn.error: Started server process [7488]

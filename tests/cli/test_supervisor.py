@@ -17,7 +17,8 @@ from semel.cli import serve, supervisor
 from semel.cli.serve import ServeOptions
 from semel.cli.supervisor import Child, ending
 from semel.errors import ConfigError, ServiceError
-from semel.settings import ServerSettings, ServeSettings, ServingSettings
+from semel.settings.frontend import ServerSettings, ServingSettings
+from semel.settings.serve import ServeSettings
 from tests.waiting import until
 
 AT_ONCE = ServeSettings("m", serving=ServingSettings(server=ServerSettings(drain_s=0)))
@@ -82,18 +83,6 @@ async def test_a_restart_that_fails_is_tried_again_and_told(
     assert all(os.strerror(number) in message and "next try in" in message for message in told)
 
 
-async def test_a_command_that_is_gone_for_a_while_is_started_when_it_is_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "child"
-    child = Child("frontend", program(path, LAST))
-    async with kept(child) as keeper:
-        await until(lambda: "the frontend cannot be started (No such file" in caplog.text, within_s=30)
-        program(path, LONG)
-        await until(lambda: child.process is not None and child.process.returncode is None, within_s=30)
-        assert not keeper.done()
-
-
 async def test_a_group_that_cannot_be_looked_at_does_not_end_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong implementation raised when no file could be opened, and nobody kept the child any more."""
 
@@ -135,20 +124,19 @@ async def test_a_child_is_started_again_only_if_that_is_wanted_and_the_log_says_
     assert ("starting it again" in caplog.text) is again
 
 
+async def supervised(home: Path) -> int:
+    async with asyncio.timeout(30):
+        return await serve._supervise(ServeOptions(AT_ONCE, (), ()), home)
+
+
 def test_a_worker_that_ends_before_it_is_ready_is_not_started_again_and_serve_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     children = (Child("worker", [sys.executable, "-c", SHORT]), Child("frontend", [sys.executable, "-c", LONG]))
     monkeypatch.setattr(serve, "_children", lambda *_: children)
     monkeypatch.setattr(serve, "_ask_ready", lambda _: (False, "waiting"))
-    options = ServeOptions(AT_ONCE, (), ())
-
-    async def supervised() -> int:
-        async with asyncio.timeout(30):
-            return await serve._supervise(options, tmp_path)
-
     with pytest.raises(ConfigError, match="the worker could not start: it ended with code 3, and is not started again"):
-        asyncio.run(supervised())
+        asyncio.run(supervised(tmp_path))
     assert children[0].starts == 1
     assert "starting it again" not in caplog.text
 
@@ -177,14 +165,8 @@ def test_serve_ends_with_the_reason_when_nobody_keeps_a_child_running(
     if not ready:
         children[0].starts = 1  # as after a start that went well
         path.unlink()
-    options = ServeOptions(AT_ONCE, (), ())
-
-    async def supervised() -> int:
-        async with asyncio.timeout(30):
-            return await serve._supervise(options, tmp_path)
-
     with pytest.raises(ServiceError, match="the worker cannot be started again, after 10 tries: No such file"):
-        asyncio.run(supervised())
+        asyncio.run(supervised(tmp_path))
     frontend = children[1].process
     assert frontend is not None
     assert frontend.returncode is not None, "what it started has ended with it"

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from semel.cli.top import Look, draw, overview
-from semel.lab.bench.ports import free_port
 from semel.telemetry import Meter, metrics
 from semel.telemetry.scrape import Scrape
 from tests.commands import invoke
@@ -122,10 +121,3 @@ def test_a_status_is_shown_and_without_any_metrics_no_page_is_drawn(tmp_path: Pa
         assert says in " ".join(shown.output.split())
         assert invoke("top", url, other, "--svg", str(page), "--every-s", "0.2").exit_code == 0
         assert str(status) in page.read_text()
-
-
-def test_nobody_at_an_address_is_said_and_ends_with_1(tmp_path: Path) -> None:
-    flags = ["--svg", str(tmp_path / "page.svg"), "--every-s", "0.2"]
-    shown = invoke("top", f"http://127.0.0.1:{free_port()}", *flags)
-    assert shown.exit_code == 1
-    assert "/metrics does not answer" in " ".join(shown.output.split())

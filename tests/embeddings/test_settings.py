@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.checks.embedding_store import check_embedding_store
 from semel.cli.checks.start import serve_findings, worker_findings
+from semel.cli.doctor import check_embedding_store
 from semel.core.flag import GIB, fill
 from semel.embeddings.address import StoreAddress
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.errors import ConfigError
-from semel.settings import EncoderSettings, ServeSettings, WorkerSettings, embedding_store, embedding_store_nodes
+from semel.settings.secrets import embedding_store, embedding_store_nodes
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import EncoderSettings, WorkerSettings
 from tests.embeddings.redis import running_redis
 
 SECRET = "hunter2"

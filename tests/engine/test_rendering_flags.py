@@ -23,7 +23,7 @@ from semel.errors import ConfigError
 from semel.processing import HfProcessor, Pool
 from semel.processing.folder import find_folder, read_config
 from semel.processing.processor import load_processor
-from semel.settings import WorkerSettings
+from semel.settings.worker import WorkerSettings
 
 Folder = Callable[[str], Path]
 

@@ -15,7 +15,7 @@ import pytest
 
 from semel.lab.bench.ports import free_port
 from semel.processing.fingerprint import minor_version, public_version
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from semel.telemetry.metrics import WORKER_CONNECTED, WORKER_REFUSED
 from tests.processing.test_hf import Folder
 from tests.serve.served import SEMEL, until

@@ -24,7 +24,7 @@ from semel.fleet.kubernetes_api import KubernetesApi
 from semel.fleet.membership import Membership
 from semel.fleet.slice_watch import ApiError, Expired, SliceSource
 from semel.lab.testing.kubernetes import Pod, SliceServer, slice_of
-from semel.settings import kubernetes_api as api_of_cluster
+from semel.settings.environment import kubernetes_api as api_of_cluster
 from tests.fleet.test_membership import PAUSE_S, Frontend, connect, tokens
 from tests.waiting import until
 from tests.worker.pairing import expected, rig

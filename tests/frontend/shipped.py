@@ -28,7 +28,7 @@ from semel.lab.testing.engine import EchoEngine
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description
 from semel.render.file_sources import FileSources
-from semel.settings import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServingSettings
+from semel.settings.frontend import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServingSettings
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import open_store
 from semel.wire.zmq import WorkerListener

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from tests.embeddings.certificates import Authority
 from tests.security.test_s25_connections import FILES, IDLE, LIMIT, ask, connected
 from tests.security.test_s25_keys import NEW, OLD, replace_file

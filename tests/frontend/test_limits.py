@@ -25,7 +25,7 @@ from semel.frontend.routes import completions
 from semel.frontend.routes.call import Call
 from semel.frontend.routes.chat import BegunChat
 from semel.frontend.routes.chat import begin_chat as begin_without_it
-from semel.settings import ServingSettings
+from semel.settings.frontend import ServingSettings
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import Drawing, chat, drawn

@@ -22,7 +22,7 @@ from semel.lab.bench.ports import free_port
 from semel.lab.testing.engine import EchoEngine
 from semel.media.decode.warmup_media import sample_image
 from semel.render import Tokenizer
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from semel.wire.zmq import WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.frontend.rig import CONTRACT

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.cli.checks.sandbox import check_sandbox
+from semel.cli.checks.host import check_sandbox
 from semel.errors import ConfigError
 from semel.processing.sandbox import LAYERS, Sandbox, check_whole, kernel_sandbox
 from semel.processing.sandbox.rules import Rule, Word, rules_for

@@ -15,14 +15,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.cache import LruCache
-from semel.compose.edge import say_where_metrics_are
+from semel.compose.metrics_port import log_missing_metrics_port
 from semel.core import Keyring
 from semel.frontend.middleware import authentication
 from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.lab.bench.ports import free_port
 from semel.render import ChatRenderer
-from semel.settings import ServingSettings
+from semel.settings.frontend import ServingSettings
 from semel.telemetry import Meter
 from semel.telemetry.logs import ACCESS_LOGGER
 from semel.telemetry.request_context import current_tenant
@@ -169,7 +169,7 @@ def test_a_start_with_keys_says_that_metrics_need_a_port_of_their_own(
     caplog: pytest.LogCaptureFixture, keys: list[tuple[str, str]], port: int | None, lines: int
 ) -> None:
     caplog.set_level("INFO")
-    say_where_metrics_are(ServingSettings(metrics_port=port), Keyring(keys))
+    log_missing_metrics_port(ServingSettings(metrics_port=port), Keyring(keys))
     assert [record.levelname for record in caplog.records if "--metrics-port" in record.message] == ["INFO"] * lines
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from semel.compose import reloading
-from semel.compose.edge import reloaded_files
-from semel.compose.reloading import ReloadedFiles
+from semel.compose.reloading import ReloadedFiles, reloaded_files
 from semel.core import Keyring
 from semel.core.keyring import hash_key
 from semel.errors import ConfigError
@@ -25,7 +24,8 @@ from semel.frontend.limits import RefusalLimits
 from semel.frontend.middleware.authentication import Authentication
 from semel.frontend.middleware.refusal_rate import AddressThrottle
 from semel.lab.bench.ports import free_port
-from semel.settings import ApiKeySettings, ServingSettings, read_api_keys
+from semel.settings.frontend import ApiKeySettings, ServingSettings
+from semel.settings.secrets import read_api_keys
 from semel.telemetry import Meter
 from semel.web.server import HttpServer
 from semel.web.tls import TlsSettings

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from tests.serve.served import SEMEL, sum_of
 
 KEY = "a-key-of-a-tenant"

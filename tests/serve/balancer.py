@@ -6,8 +6,6 @@ import asyncio
 import io
 import json
 import ssl
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +20,11 @@ import yaml
 from PIL import Image
 
 from semel.lab.bench.ports import free_port
-from tests.serve.served import image_url, until
+from tests.cells.balancers import envoy_command, running
+from tests.serve.served import image_url
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "deploy" / "envoy" / "envoy.yaml"
-ENVOY = Path(sys.executable).parent / "envoy"
 CHAT = "/v1/chat/completions"
 
 
@@ -67,28 +65,9 @@ def balancing(home: Path, frontends: Sequence[int]) -> Iterator[Balancer]:
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
     (home / "envoy.yaml").write_text(yaml.safe_dump(configuration(home, port, frontends)))
-    command = [ENVOY, "--config-path", home / "envoy.yaml", "--concurrency", "1", "--use-dynamic-base-id"]
-    with log.open("wb") as output:
-        process = subprocess.Popen([str(part) for part in command], stdout=output, stderr=output)
-    found = Balancer(f"https://127.0.0.1:{port}", trust, log)
-
-    def answers() -> bool:
-        assert process.poll() is None, log.read_text()[-3_000:]
-        try:
-            return httpx.get(f"{found.url}/ready", verify=trust, timeout=10).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    try:
-        until(answers, 60)
-        yield found
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+    url = f"https://127.0.0.1:{port}"
+    with running(envoy_command(home / "envoy.yaml"), url, log, trust):
+        yield Balancer(url, trust, log)
 
 
 def large_picture(seed: int, pixels: int = 1_020) -> dict[str, Any]:

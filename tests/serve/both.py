@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from tests.serve.bare import bare_starting, until_healthy
 from tests.serve.differences import comparable, joined
 from tests.serve.served import Served, serving

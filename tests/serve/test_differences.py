@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.differences import DIFFERENCES, comparable, joined
+from tests.serve.differences import comparable, joined
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 ANSWER: dict[str, Any] = {
@@ -28,15 +28,7 @@ CHUNKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "choices.0.message.content",
-        "choices.0.logprobs",
-        "choices.0.message.tool_calls.0.function.name",
-        "usage.prompt_tokens",
-    ],
-)
+@pytest.mark.parametrize("path", ["choices.0.logprobs", "choices.0.message.tool_calls.0.function.name"])
 def test_a_field_that_differs_is_noticed(path: str) -> None:
     changed = deepcopy(ANSWER)
     *names, last = path.split(".")
@@ -47,16 +39,6 @@ def test_a_field_that_differs_is_noticed(path: str) -> None:
     assert comparable(changed) != comparable(ANSWER)
     del place[last]
     assert comparable(changed) != comparable(ANSWER)
-
-
-def test_only_what_is_listed_may_differ() -> None:
-    other = deepcopy(ANSWER) | {"id": "b", "created": 2, "system_fingerprint": "y"}
-    other["choices"][0]["message"]["tool_calls"][0]["id"] = "c2"
-    assert comparable(other) == comparable(ANSWER)
-    other["usage"]["prompt_tokens_details"]["cached_tokens"] = 9
-    assert comparable(other) != comparable(ANSWER)
-    assert comparable(other, cached=False) == comparable(ANSWER, cached=False)
-    assert all(reason for reason in DIFFERENCES.values())
 
 
 def test_a_stream_is_the_same_however_it_is_cut_and_not_if_a_word_is_missing() -> None:

@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from tests.conftest import Folder
 from tests.serve.served import SEMEL, Served, image_url, sum_of, until
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import semel
 from semel.interchange.safetensors import FeatureEntry, read
-from semel.settings import read_admin_key
+from semel.settings.secrets import read_admin_key
 from tests.engine.parity import draw_image
 from tests.serve.both import Both
 from tests.serve.generating import generated, rendered, rendered_file

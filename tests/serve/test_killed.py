@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from tests.conftest import Folder
 from tests.serve.served import FLAGS, SEMEL, sum_of, until
 from tests.serve.test_draining import CHAT, picture
@@ -75,10 +75,7 @@ class Started:
     def until_ready(self, path: str) -> None:
         def is_ready() -> bool:
             assert self.process.poll() is None, self.log.read_text(errors="replace")[-3_000:]
-            try:
-                return httpx.get(f"{self.url}{path}", timeout=5).status_code == 200
-            except httpx.HTTPError:
-                return False
+            return answers(f"{self.url}{path}")
 
         until(is_ready, START_S, every_s=0.2)
 

@@ -6,7 +6,6 @@ field, also what the package does not know.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 import numpy as np
@@ -14,8 +13,7 @@ import openai
 import pytest
 
 from tests.engine.parity import data_url, draw_image, video
-from tests.serve.both import HELLO, MODEL, Both, asked_of
-from tests.serve.differences import comparable
+from tests.serve.both import HELLO, Both, asked_of
 from tests.serve.served import image_url, until
 from tests.serve.speaking import CALL_START, THINK_END
 
@@ -205,24 +203,6 @@ def test_a_video_is_seen_alike_and_its_tokens_are_counted(both: Both) -> None:
 def test_completions_go_on_alike_whole_and_streamed(both: Both, fields: dict[str, Any]) -> None:
     both.complete(**fields, cached=False)
     both.complete(**fields, stream=True, stream_options={"include_usage": True})
-
-
-async def test_the_asynchronous_client_gets_the_same_many_at_a_time(both: Both) -> None:
-    chats: list[Any] = [[{"role": "user", "content": f"Count to {number}"}] for number in range(12)]
-    answers = []
-    for client in (both.ours, both.bare):
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none", max_retries=0) as asking:
-            create = asking.chat.completions.create
-            asked = [
-                create(model=MODEL, messages=chat, max_tokens=6, temperature=0, extra_body=PLAIN) for chat in chats
-            ]
-            answers.append([comparable(answer.model_dump(), cached=False) for answer in await asyncio.gather(*asked)])
-            text = ""
-            options: Any = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 6, "stream": True}
-            async for chunk in await create(**options, extra_body=PLAIN):
-                text += chunk.choices[0].delta.content or ""
-            answers[-1].append({"streamed": text})
-    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from tests.conftest import Folder
 from tests.serve.balancer import Balancer, Load, balancing, body_of, large_bodies
 from tests.serve.served import FLAGS, SEMEL, sum_of, until

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import shutil
@@ -13,22 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import psutil
 import pytest
 
-from semel.core import Digest, Feature, Item, Key, Layout, Placeholder, Prompt, Submission, Tensor, Timeline
 from semel.engine.vllm.compat.server_flags import server_flag
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key, read_key
-from semel.wire.events import Event, Reset
-from semel.wire.messages import Failed
-from semel.wire.translation import to_submit
-from semel.wire.zmq import Connected, FrontendLink
+from semel.settings.secrets import create_key
 from tests.engine.engines import Engines
 from tests.engine.families import FAMILIES
 from tests.engine.parity import Answer, draw_image, image_part, random_chat
@@ -158,26 +150,6 @@ def test_tensors_that_the_model_cannot_take_are_the_client_s_fault_and_the_engin
     assert generated(served, theirs.body) == theirs.answer
 
 
-def test_the_openai_client_streams_a_chat_with_an_image(served: Served) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
-    (model,) = client.models.list().data
-    chat: Any = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "What is this?"}]}]
-    options: Any = {"include_usage": True}
-    whole = client.chat.completions.create(model=model.id, messages=chat, max_tokens=8, temperature=0)
-    chunks = list(
-        client.chat.completions.create(
-            model=model.id, messages=chat, max_tokens=8, temperature=0, stream=True, stream_options=options
-        )
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert len(chunks) >= 8
-    assert whole.usage is not None
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert whole.usage.completion_tokens == 8
-
-
 def test_one_trace_goes_from_the_client_over_the_frontend_and_the_worker_into_the_engine(
     served: Served, collector: SpanCollector
 ) -> None:
@@ -208,46 +180,6 @@ def test_one_trace_goes_from_the_client_over_the_frontend_and_the_worker_into_th
     assert served.metric("semel_spans_dropped_total") == 0
 
 
-def test_several_sequences_are_answered(served: Served) -> None:
-    reply = served.chat("hello", n=3, temperature=1.0, seed=1).json()
-    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([image_url(b"no picture")], "does not decode"),
-        ([image_url(b"")], "empty"),
-        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}}], "not valid base64"),
-        ([{"type": "image_url", "image_url": {"url": "ftp://x/y"}}], "data URL"),
-        ([{"type": "nonsense"}], "messages[0].content[0]"),
-    ],
-)
-def test_media_at_fault_is_a_400_that_says_what_is_wrong(served: Served, content: object, message: str) -> None:
-    reply = served.chat(content)
-    assert reply.status_code == 400
-    assert message in reply.json()["error"]["message"]
-    assert served.chat("still here").status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"presense_penalty": 1}, "presense_penalty: unknown field; did you mean presence_penalty"),
-        ({"n": 1_000_000}, "n: must be at most 128"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"seed": 10**30}, "seed"),
-        ({"temperature": -1.0}, "temperature must be non-negative"),
-    ],
-)
-def test_a_request_at_fault_is_a_400_that_says_what_is_wrong_S15(
-    served: Served, fields: dict[str, Any], message: str
-) -> None:
-    reply = served.chat("hello", **fields)
-    assert reply.status_code == 400
-    assert message in reply.json()["error"]["message"]
-
-
 def test_a_client_that_is_killed_mid_stream_is_aborted_in_the_engine_within_a_second(served: Served) -> None:
     program = f"""
 import openai
@@ -267,53 +199,6 @@ for chunk in client.chat.completions.create(model=client.models.list().data[0].i
             client.kill()
             aborted_s.append(until(lambda: served.running() == 0, 5))
     assert min(aborted_s) < 1.0
-
-
-def test_a_client_that_gives_up_on_a_whole_answer_is_aborted_too(served: Served) -> None:
-    aborted_s: list[float] = []
-    while len(aborted_s) < ROUNDS and min(aborted_s, default=9.0) >= 1.0:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(
-                f"{served.url}/v1/chat/completions",
-                json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 4_000, "ignore_eos": True},
-                timeout=httpx.Timeout(30, read=0.5),
-            )
-        aborted_s.append(until(lambda: served.running() == 0, 5))
-    assert min(aborted_s) < 1.0
-
-
-async def next_event(link: FrontendLink, kind: type[Event | Connected]) -> Any:
-    async with asyncio.timeout(20):
-        async for event in link:
-            if isinstance(event, kind | Reset):
-                return event
-    raise AssertionError("the link ended")
-
-
-async def test_a_feature_that_fails_validation_is_a_500_and_the_engine_lives_on_S9(served: Served) -> None:
-    key = read_key(served.folder / "key")
-    pixels = Tensor("float32", (16, 1176), memoryview(bytes(16 * 1176 * 4)))
-    grid = Tensor("int64", (3,), np.array([1, 4, 4]).data.cast("B"))
-    feature = Feature("image", {"pixel_values": pixels, "image_grid_thw": grid}, Layout((1018,) * 4))
-    digest = Digest(b"x" * 32)
-    prompt = Prompt([5, *[1018] * 4, 5], Timeline.decoder([Placeholder(1, 4)]), (Item("image", digest),))
-    async with FrontendLink(f"ipc://{served.folder}/worker.sock", key=key, frontend_id="test") as link:
-        session = (await next_event(link, Connected)).session
-        session.send(to_submit(Submission("bad", prompt, {}), [digest]))
-        session.send_feature(digest, feature)
-        failed = await next_event(link, Failed)
-    assert (failed.status, failed.code) == (500, "feature_rejected")
-    assert "pixel_values is Tensor(float32" in failed.message
-    assert served.chat([PICTURE]).status_code == 200
-
-
-async def test_a_peer_without_the_key_can_neither_connect_nor_submit_S17(served: Served) -> None:
-    address = f"ipc://{served.folder}/worker.sock"
-    async with FrontendLink(address, key=Key(b"w" * 32), frontend_id="stranger") as link:
-        refused = await next_event(link, Connected)
-        assert isinstance(refused, Reset)
-        assert refused.code == "key"
-    assert served.chat("still here").status_code == 200
 
 
 @pytest.mark.parametrize("fault", ["processor", "key"])

@@ -19,7 +19,7 @@ import pytest
 
 from semel.lab.bench.ports import free_port
 from semel.media.decode.warmup_media import image_file
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from tests.processing.test_hf import Folder
 from tests.serve.served import SEMEL, until
 from tests.telemetry.prometheus import RULES_COUNT, Prometheus, find, running_prometheus

@@ -15,7 +15,7 @@ from semel.compose.frontend import _Parts
 from semel.core import Key
 from semel.errors import ConfigError
 from semel.key_files import ProcessKeys
-from semel.settings import DiscoverySettings, FrontendSettings
+from semel.settings.frontend import DiscoverySettings, FrontendSettings
 from semel.wire.zmq import Backoff, FrontendLink, link_context
 
 KEY = Key(b"k" * 32)

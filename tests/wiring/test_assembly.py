@@ -14,7 +14,8 @@ from semel.compose import frontend as assembly
 from semel.key_files import ProcessKeys
 from semel.processing import Pool
 from semel.processing.pool.fork_server import ForkServer
-from semel.settings import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServeSettings, ServingSettings
+from semel.settings.frontend import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServingSettings
+from semel.settings.serve import ServeSettings
 from tests.frontend.rig import CONTRACT, KEY
 
 KEYS = ProcessKeys.of_fleet_key(KEY, "frontend")

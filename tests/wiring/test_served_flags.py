@@ -28,7 +28,7 @@ from PIL import Image
 
 from semel.core import Key
 from semel.engine.vllm.compat.internals import GUARDED_WORKER, SCHEDULER
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from semel.sizing import usable_cores
 from semel.wire.messages import Status
 from semel.wire.zmq import Connected, FrontendLink
@@ -44,7 +44,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SOON_S = 40.0
 CHAT = "/deep/v1/chat/completions"
 ADMIN_KEY = "an-admin-key-0123456789"
-TEMPLATE = "{% for m in messages %}WIRED {{ 'text' if m.content is string else 'parts' }} {{ m.content }}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}WIRED {% if m.content is string %}text {{ m.content }}"
+    "{% else %}parts {% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+"""A loop over the content: without the flag the template gets parts."""
 
 
 @dataclass
@@ -469,7 +473,7 @@ async def test_a_worker_takes_so_many_frontends(fleet: Fleet) -> None:
 
 
 def test_an_item_that_takes_too_long_is_given_up(fleet: Fleet) -> None:
-    """The processes of the pool are stopped. Without the flag, the request's own timeout comes first."""
+    """The processes of the pool are stopped: 6 s, and 6 s more for a second one. Without the flag 20 s come first."""
     children = psutil.Process(fleet.frontend.process.pid).children(recursive=True)
     stopped = [child for child in children if not child.children()]  # not what they are forked from
     for one in stopped:

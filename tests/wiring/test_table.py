@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from semel.core.flag import Flag, flags_of
-from semel.settings import FrontendSettings, ServeSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import WorkerSettings
 from tests.wiring.lines import LINES
 from tests.wiring.processes import ROOT, Flags, Places
 from tests.wiring.table import FRONTEND, SERVE, WORKER, Seen

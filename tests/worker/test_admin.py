@@ -26,7 +26,7 @@ from semel.core import Digest, Feature, Field, Modality
 from semel.errors import ConfigError, MediaTooLarge, NotReady
 from semel.interchange.injection import Outcome, decode
 from semel.interchange.safetensors import write
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from semel.telemetry import Meter
 from semel.telemetry.meter import Metric
 from semel.web.address import bind

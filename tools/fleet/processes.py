@@ -22,7 +22,7 @@ import psutil
 
 from semel.core import Key
 from semel.lab.bench.ports import free_port
-from semel.settings import create_key
+from semel.settings.secrets import create_key
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.serve.served import FLAGS, SEMEL, sum_of, until
 

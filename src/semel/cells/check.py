@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ class Answer:
     """The answer of a frontend."""
 
     refusal: str = ""
-    """Why it did not answer at all."""
+    """The reason if it did not answer at all."""
 
     ready: bool = False
     reason: str = ""
-    """Why it is not ready."""
+    """The reason if it is not ready."""
 
     cell: str = ""
     contract: str = ""
@@ -111,7 +111,7 @@ def _faults(cell: str, address: str, answer: Answer) -> Iterator[CellFinding]:
 
 
 def _differences(file: CellsFile, answers: Mapping[str, Answer]) -> Iterator[CellFinding]:
-    """Cells that serve another model, or the same one otherwise: right during an upgrade, and wrong after it."""
+    """Report cells that serve another model, or the same one otherwise: right during an upgrade, and wrong after it."""
     serving: dict[str, list[str]] = {}
     for cell in file.cells:
         for contract in sorted({answers[address].contract for address in cell.addresses} - {""}):
@@ -123,14 +123,10 @@ def _differences(file: CellsFile, answers: Mapping[str, Answer]) -> Iterator[Cel
         yield CellFinding(
             cells[0],
             True,
-            f"{_listed(cells)} serves contract {contract}, {_listed(most[1])} {most[0]}: a tenant that moves "
+            f"{' and '.join(cells)} serves contract {contract}, {' and '.join(most[1])} {most[0]}: a tenant that moves "
             "gets other answers",
             "give all cells the same model, flags and versions of libraries",
         )
-
-
-def _listed(cells: Sequence[str]) -> str:
-    return " and ".join(cells)
 
 
 def _reason(body: bytes) -> str:

@@ -167,7 +167,13 @@ def _choice(name: str, file: CellsFile, cells: Iterable[Cell], others: Iterable[
     endpoints = [
         {
             "locality": {"zone": cell.zone or "none", "sub_zone": cell.name},
-            "lb_endpoints": [_cell_endpoint(file.listening, cell)],
+            "lb_endpoints": [
+                {
+                    "endpoint": {"address": _socket(file.listening, cell)},
+                    "load_balancing_weight": cell.weight,
+                    "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": cell.name}}},
+                }
+            ],
             "priority": priority,
         }
         for priority, group in enumerate((cells, others))
@@ -189,14 +195,6 @@ def _choice(name: str, file: CellsFile, cells: Iterable[Cell], others: Iterable[
 def _large_choice(file: CellsFile, tenant: LargeTenant) -> _Json:
     home = home_cells(tenant.name, file.cells, tenant.cells)
     return _choice(f"tenant-{tenant.name}", file, home, [cell for cell in file.cells if cell not in home])
-
-
-def _cell_endpoint(listening: Listening, cell: Cell) -> _Json:
-    return {
-        "endpoint": {"address": _socket(listening, cell)},
-        "load_balancing_weight": cell.weight,
-        "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": cell.name}}},
-    }
 
 
 def _cell_cluster(cell: Cell) -> _Json:
@@ -240,7 +238,7 @@ def _health_check(path: str, *, interval: str, unhealthy_threshold: int) -> _Jso
 
 
 def _no_breakers() -> _Json:
-    """Envoy's own bounds are low: three retries at a time, when a whole cell has to be taken over."""
+    """Lift Envoy's own bounds, which are low: three retries at a time, when a whole cell has to be taken over."""
     bounds = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
     return {"thresholds": [dict.fromkeys(bounds, _MANY)]}
 

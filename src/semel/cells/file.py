@@ -12,41 +12,27 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from semel.cells.placement import MAX_WEIGHT, Cell
+from semel.cells.placement import Cell
 from semel.errors import ConfigError
 
-__all__ = ["API_KEY_HEADERS", "CELL_NAME", "CellsFile", "LargeTenant", "Listening", "read_cells", "split_address"]
+__all__ = ["API_KEY_HEADERS", "CellsFile", "LargeTenant", "Listening", "read_cells", "split_address"]
 
 API_KEY_HEADERS: Final = ("authorization", "x-api-key")
 """The headers with an API key; the first counts if both are there."""
-
-CELL_NAME: Final = r"[a-z0-9][a-z0-9-]{0,31}"
-"""Of a cell: it fits into names of hosts, metrics and sockets."""
 
 _ADDRESS: Final = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 _MAX_PORT: Final = 65_535
 _MAX_CELLS: Final = 256
 
-Name = Annotated[str, Meta(pattern=f"^{CELL_NAME}$")]
 Header = Annotated[str, Meta(pattern="^[a-z0-9-]{1,64}$")]
 FilePath = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._/+@-]+$")]
 """It is written into configurations: no blanks, no quotes."""
-
-Zone = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
-TenantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-
-
-class _CellEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    name: Name
-    addresses: Annotated[tuple[str, ...], Meta(min_length=1, max_length=1_024)]
-    zone: Zone = ""
-    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1
 
 
 class LargeTenant(Struct, frozen=True, forbid_unknown_fields=True):
     """A tenant that lives in more than one cell."""
 
-    name: TenantName
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     cells: Annotated[int, Meta(ge=2, le=_MAX_CELLS)]
 
 
@@ -59,31 +45,27 @@ class Listening(Struct, frozen=True):
     private_key: str = ""
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    cells: Annotated[tuple[_CellEntry, ...], Meta(min_length=1, max_length=_MAX_CELLS)]
+class CellsFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The contents of a cells file."""
+
+    cells: Annotated[tuple[Cell, ...], Meta(min_length=1, max_length=_MAX_CELLS)]
     listen: str = "127.0.0.1:8080"
     tenant_header: Header = ""
+    """The header with a tenant's name, which a gateway before the balancer sets; empty if there is none, and the API
+    key stands for its tenant."""
+
     session_header: Header = "x-session-id"
     balance_factor: Annotated[int, Meta(ge=0, le=10_000)] = 200
+    """The most requests in flight in one cell, in percent of its share of all; 0 for no bound."""
+
     tenants: tuple[LargeTenant, ...] = ()
     certificate: FilePath = ""
     private_key: FilePath = ""
 
-
-class CellsFile(Struct, frozen=True):
-    """The contents of a cells file, checked."""
-
-    cells: tuple[Cell, ...]
-    listening: Listening
-    tenant_header: str = ""
-    """The header with a tenant's name, which a gateway before the balancer sets; empty if there is none, and the API
-    key stands for its tenant."""
-
-    session_header: str = "x-session-id"
-    balance_factor: int = 200
-    """The most requests in flight in one cell, in percent of its share of all; 0 for no bound."""
-
-    tenants: tuple[LargeTenant, ...] = ()
+    @property
+    def listening(self) -> Listening:
+        """The address and the certificate of the balancer."""
+        return Listening(*split_address(self.listen), self.certificate, self.private_key)
 
 
 def read_cells(path: Path) -> CellsFile:
@@ -94,22 +76,14 @@ def read_cells(path: Path) -> CellsFile:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"cannot read the cells file {path}: {reason}") from None
     try:
-        found = msgspec.convert(tomllib.loads(text), _File)
+        found = msgspec.convert(tomllib.loads(text), CellsFile)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
     if (wrong := next(_faults(found), None)) is not None:
         raise ConfigError(f"{path}: {wrong}")
-    host, port = split_address(found.listen)
-    return CellsFile(
-        tuple(Cell(one.name, one.addresses, one.zone, one.weight) for one in found.cells),
-        Listening(host, port, found.certificate, found.private_key),
-        found.tenant_header,
-        found.session_header,
-        found.balance_factor,
-        found.tenants,
-    )
+    return found
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -120,7 +94,7 @@ def split_address(address: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
-def _faults(found: _File) -> Iterator[str]:
+def _faults(found: CellsFile) -> Iterator[str]:
     """Return what no type can say."""
     yield from _repeated("cell", [cell.name for cell in found.cells])
     yield from _repeated("tenant", [tenant.name for tenant in found.tenants])

@@ -53,7 +53,7 @@ def server_numbers(names: Iterable[str]) -> dict[str, int]:
 
 
 def _resolvers() -> list[str]:
-    """Names of frontends are looked up again, as the machine does it: addresses change."""
+    """Look names of frontends up again, as the machine does it: addresses change."""
     return ["resolvers dns", "parse-resolv-conf", "hold valid 10s"]
 
 

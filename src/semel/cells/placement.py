@@ -5,59 +5,45 @@ tickets for each key, and the best of all tickets wins: so it wins three times a
 gets another weight moves only the keys that it wins or had.
 
 A tenant lives in one cell, or in as many as its weight says. Two large tenants rarely have all their cells in common,
-so one of them can take down the other only in part. A session of such a tenant stays in one of its cells.
+so one of them can take down the other only in part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import partial
 from hashlib import blake2b
 from heapq import nlargest
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
 
 from semel.core.rendezvous import scores
 
-__all__ = ["MAX_WEIGHT", "Cell", "home_cells", "session_cell"]
+__all__ = ["CELL_NAME", "Cell", "home_cells"]
 
-MAX_WEIGHT: Final = 100
-"""Of a cell: as many hashes are made for it."""
+CELL_NAME: Final = r"[a-z0-9][a-z0-9-]{0,31}"
+"""Of a cell: it fits into names of hosts, metrics and sockets."""
 
 _KEY_BYTES: Final = 32
 _TENANT: Final = b"semel tenant"
-_SESSION: Final = b"semel session"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True, forbid_unknown_fields=True):
     """A fleet of its own."""
 
-    name: str
-    addresses: tuple[str, ...] = ()
+    name: Annotated[str, Meta(pattern=f"^{CELL_NAME}$")]
+    addresses: Annotated[tuple[str, ...], Meta(min_length=1, max_length=1_024)]
     """HOST:PORT of its frontends."""
 
-    zone: str = ""
-    weight: int = 1
-    """Its share of the tenants, compared with other cells."""
+    zone: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    weight: Annotated[int, Meta(ge=1, le=100)] = 1
+    """Its share of the tenants, compared with other cells: as many hashes are made for it."""
 
 
 def home_cells(tenant: str, cells: Collection[Cell], weight: int = 1) -> tuple[Cell, ...]:
     """Return the cells that a tenant of this weight lives in, the best first."""
-    return tuple(nlargest(weight, cells, key=partial(_score, _key(_TENANT, tenant))))
-
-
-def session_cell(
-    tenant: str, session: str, cells: Sequence[Cell], *, weight: int = 1, down: Collection[str] = ()
-) -> Cell | None:
-    """Return the cell of a tenant's session, none of those whose names are `down`; None if all are.
-
-    If the session's own cell is down, the tenant's other cells are next, and then the rest.
-    """
-    home = home_cells(tenant, cells, weight)
-    rest = home_cells(tenant, cells, len(cells))[weight:]
-    by_session = sorted(home, key=partial(_score, _key(_SESSION, tenant, session)), reverse=True)
-    return next((cell for cell in (*by_session, *rest) if cell.name not in down), None)
+    return tuple(nlargest(weight, cells, key=partial(_score, _key(tenant))))
 
 
 def _score(key: bytes, cell: Cell) -> tuple[bytes, str]:
@@ -66,10 +52,9 @@ def _score(key: bytes, cell: Cell) -> tuple[bytes, str]:
     return max(scores(tickets, key)), cell.name
 
 
-def _key(*parts: bytes | str) -> bytes:
-    """One key for several texts: each has its length before it, so that no two lists of texts are alike."""
+def _key(tenant: str) -> bytes:
+    """Return the key of a tenant's hashes."""
     hasher = blake2b(digest_size=_KEY_BYTES)
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        hasher.update(len(data).to_bytes(8, "little") + data)
+    for part in (_TENANT, tenant.encode()):
+        hasher.update(len(part).to_bytes(8, "little") + part)
     return hasher.digest()

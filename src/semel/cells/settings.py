@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from semel.cells.file import CELL_NAME
+from semel.cells.placement import CELL_NAME
 from semel.core.flag import flag
 from semel.errors import ConfigError
 

@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """The exit code; an error that nobody expects is raised."""
+    """Return the exit code; an error that nobody expects is raised."""
     from semel.cli.app import app
 
     try:

@@ -13,10 +13,12 @@ from rich.console import Console
 from semel.cli.cells import cells
 from semel.cli.flags import Call, HelpGroup, command, version_line
 from semel.cli.keys import key
-from semel.cli.sizing import SizeSettings, print_size
-from semel.core.flag import flag, same_flag, section
+from semel.core.flag import GIB, flag, same_flag, section
 from semel.embeddings.settings import EmbeddingStoreSettings
-from semel.settings import FrontendSettings, ServerSettings, ServeSettings, ServingSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings, ServerSettings, ServingSettings
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import WorkerSettings
+from semel.sizing import Host, Part, memory_of
 
 __all__ = ["app"]
 
@@ -42,7 +44,7 @@ def serve(call: Call[ServeSettings]) -> None:
     from semel.cli.checks.start import key_warnings, serve_findings
     from semel.cli.placement import placements
     from semel.cli.serve import ServeOptions, serve
-    from semel.settings import trace_collector
+    from semel.settings.environment import trace_collector
     from semel.telemetry.tracing import check_installed
 
     settings = call.settings
@@ -82,8 +84,7 @@ def worker(call: Call[WorkerSettings]) -> None:
 
     from semel.cli.checks import refuse, warn
     from semel.cli.checks.start import worker_findings
-    from semel.cli.engine_logs import engine_logs
-    from semel.cli.log_relay import relayed_logs
+    from semel.cli.log_relay import engine_logs, relayed_logs
     from semel.compose import run_worker
 
     log_format = call.settings.logs.log_format
@@ -96,7 +97,7 @@ def worker(call: Call[WorkerSettings]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
-    """What `semel doctor` takes."""
+    """The settings of `semel doctor`."""
 
     model: str | None = flag(None, help="A model to check as well.", group="Server", is_common=True, is_positional=True)
     host: str = same_flag(ServerSettings, "host")
@@ -124,15 +125,17 @@ def doctor(call: Call[DoctorSettings]) -> None:
     raise typer.Exit(int(failed))
 
 
-@command(app, SizeSettings)
-def size(call: Call[SizeSettings]) -> None:
+@command(app, Host)
+def size(call: Call[Host]) -> None:
     """Print how much memory a host needs at most, and for what."""
-    print_size(call.settings)
+    parts = memory_of(call.settings)
+    for part in (*parts, Part("in all", sum(part.nbytes for part in parts))):
+        console.print(f"{part.nbytes / GIB:8.2f} GiB  {part.name}", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TopSettings:
-    """What `semel top` takes."""
+    """The settings of `semel top`."""
 
     url: tuple[str, ...] = flag(
         ("http://127.0.0.1:8000",),
@@ -159,7 +162,7 @@ def top(call: Call[TopSettings]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NoSettings:
-    """What a command takes that takes nothing."""
+    """The settings of a command without any."""
 
 
 @command(app, NoSettings)

@@ -24,7 +24,7 @@ console = Console()
 
 @dataclass(frozen=True, slots=True)
 class CellsFileSettings:
-    """What `semel cells envoy`, `semel cells haproxy` and `semel cells check` take."""
+    """The settings of `semel cells envoy`, `semel cells haproxy` and `semel cells check`."""
 
     path: Path = flag(
         REQUIRED,

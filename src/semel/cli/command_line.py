@@ -35,7 +35,7 @@ class CommandLine:
 
     takes_engine_flags: bool
     knows_server_flags: bool = True
-    """Whether flags of vLLM's server and `--config` mean something to the command."""
+    """Flags of vLLM's server and `--config` mean something to the command."""
 
     words: list[str] = field(default_factory=list)
     """For typer."""
@@ -56,7 +56,7 @@ class CommandLine:
         self.words = [*own, *model, *others]
 
     def _split(self) -> tuple[list[str], list[str], list[str]]:
-        """What was expanded so far: the command's own flags, vLLM's, and the model if it is named."""
+        """Split what was expanded so far: the command's own flags, vLLM's, and the model if it is named."""
         names = self._own
         own = [word for word in self.words if word.partition("=")[0] in names]
         others = [word for word in self.words if word.partition("=")[0] not in names]
@@ -146,7 +146,7 @@ def _take_values(rest: list[str]) -> list[str]:
 
 
 def _split_config(words: Sequence[str]) -> tuple[Sequence[str], Path | None]:
-    """The words without `--config FILE`, and the file."""
+    """Return the words without `--config FILE`, and the file."""
     for number, word in enumerate(words):
         name, has_value, value = word.partition("=")
         if name != _CONFIG:
@@ -161,7 +161,7 @@ def _split_config(words: Sequence[str]) -> tuple[Sequence[str], Path | None]:
 
 
 def _config_words(path: Path, line: Sequence[str]) -> dict[str, list[str]]:
-    """The flags of a YAML file as words, by flag; without those that the line has itself."""
+    """Read the flags of a YAML file as words, by flag; without those that the line has itself."""
     written = {word.partition("=")[0].replace("_", "-").replace("--no-", "--") for word in line}
     return {
         spelling: _words(spelling, value, path)

@@ -1,36 +1,38 @@
-"""`semel doctor`: looks at what semel needs, and says for each thing what to do about it."""
+"""`semel doctor`: a finding for each thing that semel needs, with what to do about it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from semel.cli.checks import Finding
 from semel.cli.checks.compatibility_row import check_compatibility
-from semel.cli.checks.embedding_store import check_embedding_store
 from semel.cli.checks.engine_flags import read_engine_flags
-from semel.cli.checks.host import Endpoint, check_ports, check_shared_memory, check_socket_folder
+from semel.cli.checks.finding import Finding, problem_of
+from semel.cli.checks.host import Endpoint, check_ports, check_sandbox, check_shared_memory, check_socket_folder
 from semel.cli.checks.model import check_model
-from semel.cli.checks.sandbox import check_sandbox
 from semel.cli.checks.start import engine_findings
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import TESTED, installed_version
+from semel.settings.secrets import embedding_store_nodes
 
-__all__ = ["Finding", "examine"]
+__all__ = ["check_embedding_store", "examine"]
 
 _PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "starlette")
 _MIN_MEMORY_BYTES: Final = 8 * 1024**3
+_STORE: Final = "embedding store"
+_STORE_S: Final = 3.0
 
 
 def examine(
     model: str | None, host: str, port: int, flags: Sequence[str] = (), *, store: EmbeddingStoreSettings | None = None
 ) -> Iterator[Finding]:
-    """All findings, each as soon as it is known. `flags` are vLLM's, for a model."""
-    yield _python()
+    """Yield all findings, each as soon as it is known. `flags` are vLLM's, for a model."""
+    yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
     yield from map(_package, _PACKAGES)
     yield _engine()
     yield _memory()
@@ -49,15 +51,11 @@ def examine(
         yield check_shared_memory()
 
 
-def _python() -> Finding:
-    return Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
-
-
 def _package(name: str) -> Finding:
-    found = _installed(name)
-    if found is None:
+    try:
+        return Finding(name, "ok", version(name))
+    except PackageNotFoundError:
         return Finding(name, "problem", "not installed", "pip install 'semel[frontend]'")
-    return Finding(name, "ok", found)
 
 
 def _engine() -> Finding:
@@ -81,8 +79,17 @@ def _memory() -> Finding:
     return Finding("memory", "ok", detail)
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def check_embedding_store(settings: EmbeddingStoreSettings) -> Iterator[Finding]:
+    """Yield a finding for each of its nodes; nothing without a store."""
+    if problems := list(problem_of(_STORE, lambda: embedding_store_nodes(settings))):
+        yield from problems
+        return
+    if (nodes := embedding_store_nodes(settings)) is None:
+        return
+    with closing(nodes):
+        for name, error in nodes.ping(_STORE_S).items():
+            if error is None:
+                yield Finding(_STORE, "ok", f"{name} answers")
+                continue
+            detail, _, remedy = str(error).partition("; ")
+            yield Finding(_STORE, "problem", f"{name}: {detail}", remedy or "start it, or correct --embedding-store")

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 __all__ = ["print_error", "print_warning"]
 
 
-def print_error(message: str, command: str = "semel", words: Sequence[str] | None = None) -> None:
-    """Print an error to standard error, in the form that the command line (`words`) asks for."""
-    _print(logging.ERROR, message, command, words)
+def print_error(message: str, command: str = "semel") -> None:
+    """Print an error to standard error, in the form that the command line asks for."""
+    _print(logging.ERROR, message, command)
 
 
-def print_warning(message: str, command: str = "semel", words: Sequence[str] | None = None) -> None:
+def print_warning(message: str) -> None:
     """Print a warning likewise."""
-    _print(logging.WARNING, message, command, words)
+    _print(logging.WARNING, message, "semel")
 
 
-def _print(level: int, message: str, command: str, words: Sequence[str] | None) -> None:
-    if _wants_json(sys.argv if words is None else words):
+def _print(level: int, message: str, command: str) -> None:
+    if _wants_json(sys.argv):
         from semel.telemetry.logs import log_to_stderr
 
         log_to_stderr("json")  # unless that is done
@@ -30,6 +30,6 @@ def _print(level: int, message: str, command: str, words: Sequence[str] | None) 
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether the log is to be JSON: from the first line, also if the rest of the command line cannot be read."""
+    """Return whether the log is to be JSON, also if the rest of the command line cannot be read."""
     pairs = zip(words, [*words[1:], ""], strict=True)
     return any(one == "--log-format=json" or (one, value) == ("--log-format", "json") for one, value in pairs)

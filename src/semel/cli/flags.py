@@ -38,13 +38,13 @@ class Call(Generic[_S]):
     """Of its flags, by their keys, as they were written: in the flags' own units."""
 
     rest: Sequence[str] = ()
-    """What is not semel's: vLLM's flags."""
+    """vLLM's flags."""
 
     findings: Sequence[Finding] = ()
-    """What was said of flags of vLLM's server."""
+    """Of flags of vLLM's server."""
 
     def arguments(self, section: type, *, but: Collection[str] = ()) -> list[str]:
-        """The values of those flags that a section has too, but for some, as they stand on a command line."""
+        """Return the values of flags that a section has too, `but` for some, as they stand on a command line."""
         return arguments_of(tuple(one for one in flags_of(section) if one.key not in but), self.values)
 
 
@@ -84,7 +84,7 @@ class FlagCommand(TyperCommand):
         return line.words
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 typer's
-        """What follows the name of the command, for errors."""
+        """Return what follows the name of the command, for errors."""
         return usage_of(self.flags, engine_flags=self.engine_flags)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -143,7 +143,7 @@ class _FlagError(typer.BadParameter):
 
 
 def _one_line(error: Any) -> str:
-    """What typer says of a command line; what it could mean is shown as we do."""
+    """Return what typer says of a command line, in one line."""
     message = " ".join(error.format_message().split())
     return message[:1].lower() + message[1:] if message.startswith(("Missing", "No such", "Option")) else message
 
@@ -184,7 +184,7 @@ def command(
 
 
 def _parameter(one: Flag) -> inspect.Parameter:
-    """The flag for typer, which only takes command lines apart: values are the flag's own business."""
+    """Describe the flag to typer, which only takes command lines apart: values are the flag's own business."""
     kind: Any = bool if one.kind is bool else list[str] if one.is_list else str
     default: Any = inspect.Parameter.empty if one.is_required else False if one.kind is bool else None
     info = (
@@ -210,18 +210,18 @@ def _value(one: Flag, text: Any, context: typer.Context) -> Any:
 
 
 def version_line() -> str:
-    """The installed version, as `semel --version` shows it."""
+    """Return the installed version, as `semel --version` shows it."""
     return f"semel {version('semel')}"
 
 
 def _purpose(found: Any) -> str:
-    """The first sentence of what a command says of itself."""
+    """Return the first sentence of what a command says of itself."""
     sentence = " ".join(inspect.cleandoc(found.help or "").split()).partition(". ")[0]
     return sentence if sentence.endswith(".") else f"{sentence}."
 
 
 def _engine_flags(word: str) -> list[str]:
-    """vLLM's engine flags that have a word in their names."""
+    """Find vLLM's engine flags that have a word in their names."""
     from semel.engine.vllm.compat.flags import FlagSource
 
     source = FlagSource.installed()

@@ -23,7 +23,7 @@ _HELP_AT: Final = 30
 
 
 def columns() -> int:
-    """How many characters a line of help has."""
+    """Count the characters of a line of help."""
     return max(40, min(_MAX_CHARS, shutil.get_terminal_size((80, 24)).columns))
 
 
@@ -36,7 +36,7 @@ def command_help(
     topic: str = "",
     others: Sequence[str] = (),
 ) -> str:
-    """The help of a command. `engine_flags`: it takes vLLM's as well.
+    """Write the help of a command. `engine_flags`: it takes vLLM's as well.
 
     `topic` is "all", a group or a word; without one, the common flags are listed. `others` are vLLM's flags for it.
     """
@@ -71,7 +71,7 @@ def command_help(
 
 
 def matching(flags: Sequence[Flag], topic: str = "") -> list[Flag]:
-    """The flags of a topic: "all", a group by its first letters, or a word in a flag's name or help."""
+    """Find the flags of a topic: "all", a group by its first letters, or a word in a flag's name or help."""
     if topic == "all" or (not topic and len(flags) <= MAX_COMMON_FLAGS):
         return list(flags)
     if not topic:
@@ -82,7 +82,7 @@ def matching(flags: Sequence[Flag], topic: str = "") -> list[Flag]:
 
 
 def usage_of(flags: Sequence[Flag], *, engine_flags: bool) -> list[str]:
-    """What follows the name of a command."""
+    """List what follows the name of a command."""
     arguments = [one.spelling if one.is_required else f"[{one.spelling}]" for one in flags if one.is_positional]
     required = [_name(one) for one in flags if one.is_required and not one.is_positional]
     options = ["[OPTIONS]"] if any(not one.is_positional for one in flags) else []
@@ -90,7 +90,7 @@ def usage_of(flags: Sequence[Flag], *, engine_flags: bool) -> list[str]:
 
 
 def group_help(path: str, purpose: str, commands: Iterable[tuple[str, str]]) -> str:
-    """The help of a command that has commands of its own."""
+    """Write the help of a command that has commands of its own."""
     width = columns()
     listed = "\n".join(["Commands:", *_rows(commands, width)])
     more = _wrap(f"`{path} COMMAND --help` says what a command takes.", width)
@@ -114,7 +114,7 @@ def _meaning(one: Flag) -> str:
 
 
 def _rows(pairs: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    """Names and what they mean in two columns; a name that is too long has a line of its own."""
+    """Lay names and what they mean out in two columns; a name that is too long has a line of its own."""
     for name, meaning in pairs:
         lines = textwrap.wrap(meaning, width - _HELP_AT, break_long_words=False, break_on_hyphens=False) or [""]
         head = " " * _INDENT + name

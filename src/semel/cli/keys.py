@@ -21,14 +21,26 @@ from rich.console import Console
 
 from semel.cli.flags import Call, HelpGroup, command
 from semel.core.flag import REQUIRED, flag, same_flag
+from semel.core.keyring import MIN_KEY_CHARS, Keyring, hash_key, is_key
+from semel.errors import ConfigError
+from semel.settings.frontend import ApiKeySettings
+from semel.settings.secrets import (
+    create_key,
+    is_tenant,
+    read_admin_key,
+    read_api_keys,
+    read_key,
+    read_transport_keys,
+    tenant_key,
+)
 
 if TYPE_CHECKING:
     from semel.wire.proof import Role
     from semel.wire.zmq.key_pairs import KeyPairs
 
 __all__ = [
+    "ApiKeyAdditionSettings",
     "ApiKeyRemovalSettings",
-    "ApiKeySettings",
     "HashSettings",
     "KeyFileSettings",
     "KeyFolderSettings",
@@ -40,7 +52,7 @@ _FLEET: Final = "fleet"
 
 
 class KeyGroup(HelpGroup):
-    """`semel key FILE` is `semel key fleet FILE`, as it was before there were others."""
+    """The commands of `semel key`; `semel key FILE` is `semel key fleet FILE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that is called."""
@@ -61,14 +73,14 @@ _PRIVATE_FILE: Final = stat.S_IRUSR | stat.S_IWUSR
 
 @dataclass(frozen=True, slots=True)
 class KeyFileSettings:
-    """What `semel key fleet` takes."""
+    """The settings of `semel key fleet`."""
 
     path: Path = flag(REQUIRED, help="The file to create; it must not exist.", group="Keys", is_positional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class NewKeyFolderSettings:
-    """What `semel key make` takes."""
+    """The settings of `semel key make`."""
 
     directory: Path = flag(
         REQUIRED, help="The folder for the keys; it must not exist, or be empty.", group="Keys", is_positional=True
@@ -77,21 +89,21 @@ class NewKeyFolderSettings:
 
 @dataclass(frozen=True, slots=True)
 class KeyFolderSettings:
-    """What `semel key rotate`, `semel key retire` and `semel key show` take."""
+    """The settings of `semel key rotate`, `semel key retire` and `semel key show`."""
 
     directory: Path = flag(REQUIRED, help="The folder that `semel key make` made.", group="Keys", is_positional=True)
 
 
 @dataclass(frozen=True, slots=True)
 class HashSettings:
-    """What `semel key hash` takes."""
+    """The settings of `semel key hash`."""
 
     tenant: str = flag(REQUIRED, help="The tenant whose API key it is.", group="Keys", is_positional=True)
 
 
 @dataclass(frozen=True, slots=True)
-class ApiKeySettings:
-    """What `semel key api-add` takes."""
+class ApiKeyAdditionSettings:
+    """The settings of `semel key api-add`."""
 
     path: Path = flag(REQUIRED, help="The file of --api-keys-file.", group="Keys", is_positional=True)
     tenant: str = flag(REQUIRED, help="The tenant.", group="Keys", is_positional=True)
@@ -99,10 +111,10 @@ class ApiKeySettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiKeyRemovalSettings:
-    """What `semel key api-remove` takes."""
+    """The settings of `semel key api-remove`."""
 
-    path: Path = same_flag(ApiKeySettings, "path")
-    tenant: str = same_flag(ApiKeySettings, "tenant")
+    path: Path = same_flag(ApiKeyAdditionSettings, "path")
+    tenant: str = same_flag(ApiKeyAdditionSettings, "tenant")
     key_from_stdin: bool = flag(
         False, help="Revoke only the key that is read from standard input, not all of the tenant.", group="Keys"
     )
@@ -111,9 +123,7 @@ class ApiKeyRemovalSettings:
 @command(key, NewKeyFolderSettings)
 def make(call: Call[NewKeyFolderSettings]) -> None:
     """Make the keys of a fleet: a folder for frontends and one for workers, which cannot stand in for each other."""
-    from semel.errors import ConfigError
     from semel.key_files import ADMIN_FILE, IDENTITY_FILE, STORE_FILE
-    from semel.settings import create_key
     from semel.wire.zmq.key_pairs import KeyPairs
 
     folder = call.settings.directory
@@ -158,7 +168,6 @@ def retire(call: Call[KeyFolderSettings]) -> None:
 def show(call: Call[KeyFolderSettings]) -> None:
     """Show which keys a folder has, without any secret."""
     from semel.key_files import ADMIN_FILE, IDENTITY_FILE, STORE_FILE
-    from semel.settings import read_admin_key, read_key
 
     folder = call.settings.directory
     pairs = _load(folder)
@@ -175,8 +184,6 @@ def show(call: Call[KeyFolderSettings]) -> None:
 @command(key, KeyFileSettings, _FLEET)
 def fleet(call: Call[KeyFileSettings]) -> None:
     """Make a fleet key: one secret that everything is derived from, the same for all frontends and workers."""
-    from semel.settings import create_key
-
     path = call.settings.path
     made = create_key(path)
     _say(f"{path}: fleet key {made.id}. Give it to every frontend and worker as --fleet-key-file.")
@@ -185,18 +192,12 @@ def fleet(call: Call[KeyFileSettings]) -> None:
 @command(key, HashSettings, "hash")
 def hash_api_key(call: Call[HashSettings]) -> None:
     """Hash a client's API key, which is read from standard input: the line for --api-keys-file."""
-    from semel.core.keyring import hash_key
-
     _say(f"{call.settings.tenant} {hash_key(_read_api_key())}")
 
 
-@command(key, ApiKeySettings, "api-add")
-def api_add(call: Call[ApiKeySettings]) -> None:
+@command(key, ApiKeyAdditionSettings, "api-add")
+def api_add(call: Call[ApiKeyAdditionSettings]) -> None:
     """Make an API key for a tenant: its hash goes into the file, and the key is printed this once."""
-    from semel.core.keyring import hash_key
-    from semel.errors import ConfigError
-    from semel.settings import is_tenant
-
     path, tenant = call.settings.path, call.settings.tenant
     if not is_tenant(tenant):
         raise ConfigError(
@@ -212,10 +213,6 @@ def api_add(call: Call[ApiKeySettings]) -> None:
 @command(key, ApiKeyRemovalSettings, "api-remove")
 def api_remove(call: Call[ApiKeyRemovalSettings]) -> None:
     """Revoke the API keys of a tenant: all of them, or with --key-from-stdin the one that is read there."""
-    from semel.core.keyring import Keyring
-    from semel.errors import ConfigError
-    from semel.settings import tenant_key
-
     path, tenant = call.settings.path, call.settings.tenant
     one = _read_api_key() if call.settings.key_from_stdin else None
     removed = 0
@@ -238,12 +235,10 @@ def api_remove(call: Call[ApiKeyRemovalSettings]) -> None:
 
 @contextmanager
 def _edited(path: Path) -> Iterator[list[str]]:
-    """The lines of a file of API keys, which replace it in one step with mode 0600; one by one, if several edit it.
+    """Edit the lines of a file of API keys, which replace it in one step with mode 0600; one editor at a time.
 
     A file that frontends would not take is refused before and after: they would go on with the keys that they have.
     """
-    from semel.errors import ConfigError
-    from semel.settings import ApiKeySettings, read_api_keys
 
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -265,9 +260,6 @@ def _edited(path: Path) -> Iterator[list[str]]:
 
 
 def _read_api_key() -> str:
-    from semel.core.keyring import MIN_KEY_CHARS, is_key
-    from semel.errors import ConfigError
-
     text = getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
     if not is_key(text):
         raise ConfigError(
@@ -278,9 +270,7 @@ def _read_api_key() -> str:
 
 
 def _load(folder: Path) -> KeyPairs:
-    from semel.errors import ConfigError
     from semel.key_files import TRANSPORT_FILE
-    from semel.settings import read_transport_keys
     from semel.wire.zmq.key_pairs import KeyPairs
 
     roles: tuple[Role, Role] = ("frontend", "worker")
@@ -292,7 +282,7 @@ def _load(folder: Path) -> KeyPairs:
 
 
 def _save(folder: Path, pairs: KeyPairs) -> None:
-    """Replace both files, the workers' first: whoever has read only one of them still has a generation in common."""
+    """Replace both files, the workers' first: with either a process has a generation in common with the others."""
     from semel.key_files import TRANSPORT_FILE
     from semel.wire.zmq.key_pairs import encode_keys
 
@@ -302,7 +292,6 @@ def _save(folder: Path, pairs: KeyPairs) -> None:
 
 def _write(path: Path, text: str, owner: os.stat_result | None = None) -> None:
     """Write a file that only its owner can read, in one step: nobody reads half of it. It keeps the owner it had."""
-    from semel.errors import ConfigError
 
     new = path.with_name(f".{path.name}.new")
     try:

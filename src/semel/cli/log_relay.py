@@ -13,15 +13,18 @@ import json
 import os
 import select
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
+from semel.engine.vllm.compat.internals import LOGGING_CONFIG
+from semel.settings.environment import default_variable
 from semel.telemetry.log_writer import LineWriter
-from semel.telemetry.logs import LogFormat, log_to_stderr
+from semel.telemetry.logs import JSON_LOGGING, LogFormat, log_to_stderr
 
-__all__ = ["json_line", "relayed_logs"]
+__all__ = ["engine_logs", "json_line", "relayed_logs"]
 
 _CHUNK_BYTES: Final = 1 << 16
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -50,8 +53,21 @@ def relayed_logs(form: LogFormat, cell: str | None = None) -> Iterator[None]:
         writer.flush()
 
 
+@contextlib.contextmanager
+def engine_logs(form: LogFormat) -> Iterator[None]:
+    """Let vLLM log as we do, unless it is configured otherwise; to be entered before it is imported."""
+    if form == "text":
+        yield
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="semel-", suffix=".json") as file:
+        json.dump(JSON_LOGGING, file)
+        file.flush()
+        with default_variable(LOGGING_CONFIG, file.name):
+            yield
+
+
 def json_line(line: bytes, cell: str | None = None) -> bytes:
-    """A line as JSON: itself, if it is that already; else one that names the cell."""
+    """Return a line as JSON: itself, if it is that already; else one that names the cell."""
     if line.startswith(b"{"):
         with contextlib.suppress(ValueError):
             json.loads(line)

@@ -1,4 +1,4 @@
-"""What `semel serve` and its processes print, at a terminal or not; a terminal may go at any time.
+"""The output of `semel serve` and its processes, at a terminal or not; a terminal may go at any time.
 
 At a terminal, what the children print while they start goes to a file, and only what they print later is shown.
 """
@@ -27,7 +27,7 @@ __all__ = ["Output", "StandardError"]
 _PIPE_BYTES: Final = 1 << 16  # as many as one holds
 _MAX_FILE_BYTES: Final = 1 << 26
 _WARNING: Final = re.compile(rb"(?:WARNING|ERROR|CRITICAL) \S+ \S+ semel[.\w]*: ")
-"""How a line of `telemetry.logs` begins."""
+"""The beginning of a line of `telemetry.logs`."""
 
 
 class StandardError(io.TextIOBase):
@@ -63,11 +63,11 @@ class StandardError(io.TextIOBase):
             self._stream.flush()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether it is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Its descriptor, which knows the terminal's width."""
+        """Return its descriptor, which knows the terminal's width."""
         return self._stream.fileno()
 
     @property
@@ -86,7 +86,7 @@ class Output:
         self._reader, self.descriptor = os.pipe()
         os.set_blocking(self._reader, False)
         self.writer = writer
-        self._show = _json_lines(writer.put) if form == "json" else writer.put
+        self._show = _by_line(self._put_json) if form == "json" else writer.put
         self._is_visible = is_visible
         self._file: BinaryIO | None = None
         self.path: Path | None = None
@@ -99,18 +99,23 @@ class Output:
         asyncio.get_running_loop().add_reader(self._reader, self.read)
 
     def begin(self) -> None:
-        """The children have started: from now on everything is shown, and the file is not needed any more."""
+        """Show everything from now on, since the children have started, and drop the file."""
         self.read()
         self.log, self._is_visible = None, True
         self._drop_file()
 
     def show_warnings(self, show: Callable[[str], None]) -> None:
-        """Show nothing any more but the warnings and errors of semel itself."""
+        """Show nothing any more but the warnings and errors of semel itself, each without its line end."""
+
+        def take(line: bytes) -> None:
+            if _WARNING.match(line):
+                show(line.decode(errors="replace"))
+
         self.read()
-        self._show, self._is_visible = _warnings(show), True
+        self._show, self._is_visible = _by_line(take), True
 
     def close(self, *, keep_file: bool) -> None:
-        """Give the pipe back; whoever prints to it thereafter prints to nobody."""
+        """Close the pipe; what is printed to it thereafter is lost."""
         asyncio.get_running_loop().remove_reader(self._reader)
         self.read()
         os.close(self._reader)
@@ -134,6 +139,10 @@ class Output:
                 if len(printed) < _PIPE_BYTES:
                     return
 
+    def _put_json(self, line: bytes) -> None:
+        if line.strip():
+            self.writer.put(json_line(line) + b"\n")
+
     def _drop_file(self) -> None:
         if self._file is not None and self.path is not None:
             self._file.close()
@@ -141,27 +150,14 @@ class Output:
             self._file = self.path = None
 
 
-def _warnings(show: Callable[[str], None]) -> Callable[[bytes], None]:
-    """Takes the lines on that are semel's own and no mere information, each without its end."""
+def _by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return a function that takes what is printed, and passes whole lines on."""
     rest = b""
 
-    def take(printed: bytes) -> None:
+    def feed(printed: bytes) -> None:
         nonlocal rest
         *lines, rest = (rest + printed).split(b"\n")
         for line in lines:
-            if _WARNING.match(line):
-                show(line.decode(errors="replace"))
+            take(line)
 
-    return take
-
-
-def _json_lines(put: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Takes whole lines on, each as JSON."""
-    rest = b""
-
-    def show(printed: bytes) -> None:
-        nonlocal rest
-        *lines, rest = (rest + printed).split(b"\n")
-        put(b"".join(json_line(line) + b"\n" for line in lines if line.strip()))
-
-    return show
+    return feed

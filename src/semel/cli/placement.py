@@ -1,4 +1,4 @@
-"""Which GPUs, or which cores, each worker of one machine gets."""
+"""The GPUs, or the cores, of each worker of one machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def placements(workers: int, flags: EngineFlags) -> list[Mapping[str, str]]:
-    """What each worker has in its environment, so that no two use the same device."""
+    """Return the environment of each worker, so that no two use the same device."""
     if workers == 1:
         return [{}]
     ranks = engine_ranks(flags)
@@ -28,7 +28,7 @@ def placements(workers: int, flags: EngineFlags) -> list[Mapping[str, str]]:
 
 
 def split(things: Sequence[str], shares: int) -> list[Sequence[str]]:
-    """Equal shares of things that are side by side; the first have one more if it does not come out even."""
+    """Split things in order into equal shares; the first have one more if it does not come out even."""
     size, more = divmod(len(things), shares)
     ends = [(number + 1) * size + min(number + 1, more) for number in range(shares)]
     return [things[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -50,7 +50,7 @@ def _all_gpus() -> list[str]:
 
 
 def _cores(workers: int, ranks: int) -> list[Mapping[str, str]]:
-    """vLLM binds each of its processes to a list of cores; where it is told which, the lists are split."""
+    """Split the cores: vLLM binds each of its processes to a list of them."""
     bound = os.environ.get(CORE_BINDING, "auto")
     if bound == "nobind":
         return [{}] * workers

@@ -20,11 +20,14 @@ from typing import IO, Final, cast, get_args
 from rich.console import Console
 
 from semel.cli.output import Output, StandardError
-from semel.cli.progress import Progress
+from semel.cli.start_log import Progress
 from semel.cli.supervisor import Child, end_at_once, ending
 from semel.engine.vllm.compat.internals import SOCKET_FOLDER, SOCKET_NAME_CHARS
 from semel.errors import ConfigError
-from semel.settings import ServeSettings, ServingSettings, create_key, has_api_keys, run_folder
+from semel.settings.environment import run_folder
+from semel.settings.frontend import ServingSettings
+from semel.settings.secrets import create_key, has_api_keys
+from semel.settings.serve import ServeSettings
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.log_writer import DROPPED
 from semel.telemetry.logs import LogFormat, log_to_stderr
@@ -59,18 +62,18 @@ class ServeOptions:
 
     @property
     def log_format(self) -> LogFormat:
-        """How its log looks, and that of its children."""
+        """The format of its log, and of its children's."""
         return self.settings.serving.logs.log_format
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The address for clients."""
         server = self.settings.serving.server
         return f"{'https' if self.settings.serving.tls.is_on else 'http'}://{server.host}:{server.port}"
 
 
 def ready_url(serving: ServingSettings) -> str | None:
-    """Where /ready is asked, if clients need a certificate where they connect; else None."""
+    """Return the address to ask for /ready, if clients need a certificate where they connect; else None."""
     if serving.tls.cert_reqs != ssl.CERT_REQUIRED:
         return None
     if not serving.metrics_port:
@@ -81,7 +84,7 @@ def ready_url(serving: ServingSettings) -> str | None:
 
 
 def serve(options: ServeOptions) -> int:
-    """Run until Ctrl-C; the exit code."""
+    """Run until Ctrl-C; returns the exit code."""
     server = options.settings.serving.server
     log_to_stderr(options.log_format, level=logging.WARNING, text="semel: %(message)s", writer=stderr.writer)
     logger.setLevel(logging.INFO)
@@ -100,23 +103,23 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
     is_quiet = console.is_terminal and not settings.verbose and options.log_format == "text"
     output = Output(stderr.writer, is_visible=not is_quiet, form=options.log_format)
     children = _children(options, folder, output.descriptor)
-    keepers = [asyncio.create_task(child.keep()) for child in children]
+    tasks = [asyncio.create_task(child.keep()) for child in children]
     has_failed = True
     try:
-        await _until_ready(settings.model, probed, children, keepers, stopping, output)
+        await _until_ready(settings.model, probed, children, tasks, stopping, output)
         if not stopping.is_requested:
             output.begin()
             _greet(options)
-            if not await stopping.wait(*keepers):
-                _raise_ended(keepers)
+            if not await stopping.wait(*tasks):
+                _raise_ended(tasks)
         has_failed = False
         return 0
     finally:
         if console.is_terminal:
             output.show_warnings(partial(console.print, highlight=False, soft_wrap=True, markup=False))
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         with console.status("ending"):
             within_s = settings.drain_delay_s + drain_s + _END_S
             await stopping.unless_forced(_end(children, within_s))
@@ -125,14 +128,14 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
 
 
 async def _end(children: Sequence[Child], within_s: float) -> None:
-    """The frontend ends first, which has requests to answer; then all workers at the same time."""
+    """End the frontend first, which has requests to answer; then all workers at the same time."""
     *workers, frontend = children
     await frontend.end(within_s)
     await end_at_once(workers, within_s)
 
 
 def _children(options: ServeOptions, folder: Path, output: int | None) -> list[Child]:
-    """The workers, and last the frontend."""
+    """Make the workers, and last the frontend."""
     settings, keys = options.settings, _key_flags(options.settings, folder)
     command = [sys.executable, "-m", "semel"]
     # vLLM's own sockets go where ours are, and are removed with them, however its processes end.
@@ -142,7 +145,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> list[C
     for number, placement in enumerate(options.placements):
         several = len(options.placements) > 1
         address = f"ipc://{folder}/worker{f'-{number + 1}' if several else ''}.sock"
-        admin = [] if first_port is None else [f"--admin-port={_port(first_port, number)}"]
+        admin = [] if first_port is None else [f"--admin-port={first_port + number if first_port else 0}"]
         flags = ["--listen", address, *keys["worker"], *admin, *options.worker_flags, "--drain-delay-s=0"]
         name = f"worker {number + 1}" if several else "worker"
         children.append(
@@ -159,7 +162,7 @@ def _children(options: ServeOptions, folder: Path, output: int | None) -> list[C
 
 
 def _key_flags(settings: ServeSettings, folder: Path) -> Mapping[Role, Sequence[str]]:
-    """Which keys each role gets; without any that are named, they share one that goes with this run."""
+    """Return the key flags of each role; without any that are named, they share a key that goes with this run."""
     if settings.key_dir is not None:
         return {role: ("--key-dir", str(settings.key_dir / role)) for role in get_args(Role)}
     key_file = settings.key_file
@@ -169,15 +172,11 @@ def _key_flags(settings: ServeSettings, folder: Path) -> Mapping[Role, Sequence[
     return dict.fromkeys(get_args(Role), ("--fleet-key-file", str(key_file)))
 
 
-def _port(first: int, number: int) -> int:
-    return first + number if first else 0
-
-
 async def _until_ready(
     model: str,
     url: str,
     children: Sequence[Child],
-    keepers: Sequence[asyncio.Task[None]],
+    tasks: Sequence[asyncio.Task[None]],
     stopping: ShutdownSignal,
     output: Output,
 ) -> None:
@@ -188,7 +187,7 @@ async def _until_ready(
     with console.status(f"starting {model}") as status:
         progress = Progress(status.update if output.path is not None else None)
         while not stopping.is_requested:
-            _raise_ended(keepers)
+            _raise_ended(tasks)
             output.read()
             if ended:
                 raise ConfigError(_failure(ended[0], output))
@@ -204,7 +203,7 @@ async def _until_ready(
 
 
 def _failure(ended: str, output: Output) -> str:
-    """The cause first, then who ended of it, and where the rest is."""
+    """Say the cause first, then who ended of it, and where the rest is."""
     where = "its messages are above" if output.path is None else f"everything that was printed is in {output.path}"
     cause = "" if output.log is None else output.log.cause
     return f"{cause}\n{ended}; {where}" if cause else f"{ended}; {where}"
@@ -216,11 +215,11 @@ def _give_up(ended: list[str], name: str, code: int) -> bool:
     return False
 
 
-def _raise_ended(keepers: Sequence[asyncio.Task[None]]) -> None:
+def _raise_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Raise why nobody keeps a child running any more: the command must not stay without it."""
-    for keeper in keepers:
-        if keeper.done():
-            keeper.result()
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 def _ask_ready(url: str) -> tuple[bool, str]:
@@ -237,7 +236,7 @@ def _ask_ready(url: str) -> tuple[bool, str]:
 
 
 def _unverified() -> ssl.SSLContext:
-    """Takes any certificate: our own child is asked, on this machine, and told nothing."""
+    """Accept any certificate: our own child is asked, on this machine, and gets no secret."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -245,7 +244,7 @@ def _unverified() -> ssl.SSLContext:
 
 
 def _greet(options: ServeOptions) -> None:
-    if options.log_format == "json":  # for a program, and nothing else is told to it
+    if options.log_format == "json":  # for a program, which needs nothing else
         logger.info("semel is ready: %s/v1", options.url)
         return
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})

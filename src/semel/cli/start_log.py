@@ -1,4 +1,4 @@
-"""Reads what the processes of a start print: which stage they are in, and if they fail, the cause.
+"""The log of a start: the stage that its processes are in, and if they fail, the cause.
 
 The cause is the first exception of the process that failed first. What follows it are consequences: other processes
 that lost it, and the summary of the one that waited for all of them.
@@ -7,10 +7,13 @@ that lost it, and the summary of the one that waited for all of them.
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Callable
+from time import monotonic
 from typing import Any, Final
 
-__all__ = ["FIRST_STAGE", "StartLog"]
+__all__ = ["FIRST_STAGE", "Progress", "StartLog"]
 
 FIRST_STAGE: Final = "importing vLLM"
 
@@ -40,10 +43,13 @@ _NO_CAUSES: Final = frozenset(
 )
 _MAX_LINE_CHARS: Final = 1_000
 _MAX_REST_BYTES: Final = 1 << 16
+_LAST_STAGE: Final = "loading the model's processor"
+
+logger = logging.getLogger("semel.cli.serve")
 
 
 class StartLog:
-    """What a start has printed so far."""
+    """The output of a start so far."""
 
     def __init__(self) -> None:
         self.stage = FIRST_STAGE
@@ -61,7 +67,7 @@ class StartLog:
 
     @property
     def cause(self) -> str:
-        """Why it failed, in one line; empty if nothing was printed."""
+        """The cause of a failure, in one line; empty if nothing was printed."""
         return self._refusal or self._exception or self._error or self._last
 
     def _read(self, text: str) -> None:
@@ -91,13 +97,39 @@ class StartLog:
                 self._exception = text
 
 
+class Progress:
+    """The stage of a start, shown at a terminal in one line that changes, else as lines of the log."""
+
+    def __init__(self, update: Callable[[str], None] | None, clock: Callable[[], float] = monotonic) -> None:
+        """`update` changes the line at a terminal."""
+        self._update = update
+        self._clock = clock
+        self._began = self._stage_began = clock()
+        self._stage = ""
+
+    def show(self, stage: str, reason: str) -> None:
+        """Show a stage; at the last one, `reason` says what the frontend waits for."""
+        now = self._clock()
+        kind, known = stage.partition(":")[0], self._stage.partition(":")[0]
+        if kind != known:
+            if self._stage:
+                logger.info("%s took %.1f s", known, now - self._stage_began)
+            elif self._update is None:
+                logger.info("%s", kind)
+            self._stage_began = now
+        self._stage = stage
+        if self._update is not None:
+            detail = f" ({reason})" if reason and stage == _LAST_STAGE else ""
+            self._update(f"{stage}{detail} · {now - self._began:.0f} s")
+
+
 def _split(pattern: re.Pattern[str], text: str) -> tuple[str, str]:
     found = pattern.match(text)
     return (found[1], text[found.end() :]) if found is not None else ("", text)
 
 
 def _texts(line: str) -> list[str]:
-    """The lines that a line stands for: one of JSON has a message, and perhaps an exception."""
+    """Return the lines that a line stands for: one of JSON has a message, and perhaps an exception."""
     if line.startswith("{"):
         try:
             entry: Any = json.loads(line)

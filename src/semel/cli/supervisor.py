@@ -1,10 +1,10 @@
-"""Keeps the processes of `semel serve` alive, and ends every one of them.
+"""Supervision of the processes of `semel serve`: each is kept running, and ended at the end.
 
 Each child leads a process group of its own, so that Ctrl-C reaches only the supervisor, which then ends the groups in
 order; a child dies with the supervisor even if that is killed (the kernel sends it SIGTERM). A child that ends by
 itself is started again, after a pause that doubles while it keeps failing. So is one that cannot be started again for
-want of memory, processes or files; after so many tries in a row that keeps it from ever running, its keeper gives up,
-which is for its owner to see.
+want of memory, processes or files; after so many tries in a row that it never runs, `keep` raises, which is for its
+owner to see.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Child:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What it has in its environment besides ours."""
+    """Its environment, besides ours."""
 
     output: int | None = None
     """A descriptor for what it prints; None lets it print to ours."""
 
     descriptors: Sequence[int] = ()
-    """What it inherits besides."""
+    """Those that it inherits besides."""
 
     on_exit: Callable[[int], bool] | None = None
     """Called with the exit code each time it ends by itself; tells whether it is to be started again."""
@@ -120,7 +120,7 @@ class Child:
         self.starts += 1
 
     async def _end_group(self, within_s: float) -> None:
-        """What a child leaves behind ends with it: the engine's own processes are in its group.
+        """End what a child leaves behind: the engine's own processes are in its group.
 
         They are asked first and killed then, but for Python's resource trackers: they end by themselves when nobody is
         left, and remove the shared memory of those that were killed.
@@ -144,7 +144,7 @@ class Child:
         return True
 
     def _signal_group(self, number: int) -> bool:
-        """Whether there was anybody to send it to."""
+        """Send a signal; returns whether there was anybody to send it to."""
         assert self.process is not None
         try:
             os.killpg(self.process.pid, number)
@@ -154,7 +154,7 @@ class Child:
 
 
 def ending(code: int) -> str:
-    """The exit code of a process in words; a negative one is the signal that ended it."""
+    """Put the exit code of a process in words; a negative one is the signal that ended it."""
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -165,7 +165,7 @@ def ending(code: int) -> str:
 
 
 def _members(group: int) -> Iterator[int]:
-    """The processes of a group; none if the machine has no file left to look with."""
+    """List the processes of a group; none if the machine has no file left to look with."""
     try:
         entries = list(Path("/proc").iterdir())
     except OSError:

@@ -45,10 +45,10 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What is shown of the time between two looks."""
+    """The figures of the time between two looks."""
 
     missing: Mapping[str, str]
-    """Why there are no metrics, by URL."""
+    """The reasons for missing metrics, by URL."""
 
     requests_per_s: float
     errors_per_s: float
@@ -73,7 +73,7 @@ class Overview:
 
 
 def overview(before: Look, after: Look) -> Overview:
-    """What happened between two looks. A process that was there at one of them only counts from the next on."""
+    """Compare two looks. A process that was there at one of them only counts from the next on."""
     pairs = [
         (old, new)
         for url, new in after.scrapes.items()
@@ -180,7 +180,7 @@ def _scrape(url: str) -> Scrape | str:
 
 
 def draw(seen: Overview, every_s: float) -> RenderableType:
-    """An overview as a page."""
+    """Draw an overview as a page."""
     page = Table.grid(padding=(0, 4))
     page.add_row(_traffic(seen), _stage_table(seen), _worker_table(seen))
     head = Text(f"semel top: the last {every_s:g} s   (Ctrl-C ends it)", style="bold")

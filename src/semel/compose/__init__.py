@@ -1,4 +1,4 @@
-"""Puts the parts together into what runs: a pipeline for libraries, and the processes of a worker and of a frontend.
+"""The assembly of the parts: a pipeline for libraries, and the processes of a worker and of a frontend.
 
 The only place that knows all the parts. What is decided here is who is given what, and in which order things end.
 """

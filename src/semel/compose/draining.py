@@ -1,4 +1,4 @@
-"""How a frontend ends: not ready, then without new requests, then without any."""
+"""The end of a frontend: not ready, then without new requests, then without any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["drain", "leave"]
 
 _REASON: Final = "the frontend is shutting down"
 _CUT_OFF_S: Final = 1.0
-"""How long clients have to read the error of a request that is cut off."""
+"""The time for clients to read the error of a request that is cut off."""
 
 logger = logging.getLogger(__name__)
 

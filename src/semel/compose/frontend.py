@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from semel.cache import Cache, LayoutCache, LruCache, NoCache, SharedCache
 from semel.compose.draining import drain, leave
-from semel.compose.edge import metrics_server, reloaded_files, say_where_metrics_are
 from semel.compose.interpreter import tune_interpreter
+from semel.compose.metrics_port import log_missing_metrics_port, metrics_server
 from semel.compose.pipeline import check_trust, pipeline_of, tokenizer_calls, tokenizer_of
-from semel.compose.reloading import follow_keys
+from semel.compose.reloading import follow_keys, reloaded_files
 from semel.core import Contract, Digest, Modality, Rendering
 from semel.frontend.budget import Budget
 from semel.key_files import ProcessKeys, process_keys
@@ -31,14 +31,9 @@ from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.process import PoolProcess
 from semel.render import Pipeline, warm_up
 from semel.render.file_sources import FileSources
-from semel.settings import (
-    CacheKind,
-    DiscoverySettings,
-    FrontendSettings,
-    kubernetes_api,
-    read_api_keys,
-    trace_collector,
-)
+from semel.settings.environment import kubernetes_api, trace_collector
+from semel.settings.frontend import CacheKind, DiscoverySettings, FrontendSettings
+from semel.settings.secrets import read_api_keys
 from semel.shutdown import ShutdownSignal
 from semel.sizing import usable_cores
 from semel.store.store import open_store
@@ -69,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_cache(kind: CacheKind, capacity_bytes: int) -> Cache:
-    """A frontend's feature cache; without any bytes there is none, and everything works without reuse."""
+    """Create a frontend's feature cache; without any bytes there is none, and everything works without reuse."""
     if capacity_bytes <= 0:
         return NoCache()
     return SharedCache.create(capacity_bytes) if kind == "shared" else LruCache(capacity_bytes)
@@ -144,7 +139,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
         if store is not None:
             parts.meter.watch(store.samples)
             stack.callback(asyncio.create_task(store.run()).cancel)
-        say_where_metrics_are(serving, api_keys)
+        log_missing_metrics_port(serving, api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
         for files in reloaded_files(serving, api_keys, server, parts.meter):
@@ -171,7 +166,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Every connection takes a descriptor, and what a process gets without asking is often only 1,024."""
+    """Raise the limit of open files: every connection takes one, and the soft limit is often only 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(_MAX_FILES, hard) if hard != resource.RLIM_INFINITY else _MAX_FILES
     if soft < wanted:
@@ -180,7 +175,7 @@ def _raise_file_limit() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """What the links, the pool and the pipeline of one frontend share."""
+    """The parts that the links, the pool and the pipeline of one frontend share."""
 
     settings: FrontendSettings
     keys: ProcessKeys
@@ -196,7 +191,7 @@ class _Parts:
 
     @property
     def processes(self) -> int:
-        """How many processes of the pool there are."""
+        """The number of processes of the pool."""
         processes = self.settings.serving.preprocessing.processes
         return usable_cores() if processes is None else processes
 
@@ -244,7 +239,7 @@ class _Parts:
 
     async def follow(self, fleet: Fleet, service: FrontendState) -> None:
         """Serve while there is a worker whose contract we can keep, and say why not while there is none."""
-        found = find_folder(self.settings.model)  # what is no model is told at once
+        found = find_folder(self.settings.model)  # what is no model is refused at once
         async with contextlib.AsyncExitStack() as stack:
             fork_server = ForkServer(found)
             stack.push_async_callback(fork_server.close)
@@ -267,7 +262,7 @@ class _Parts:
             await keep_serving(fleet, service, pipeline)
 
     def _prepare(self, stack: contextlib.AsyncExitStack, fork_server: ForkServer) -> asyncio.Task[list[PoolProcess]]:
-        """Processes that are started while the engine loads: what to load, a worker's contract tells."""
+        """Start processes while the engine loads: what to load, a worker's contract tells."""
         stages = self.memory is not None
         max_memory_bytes = self.settings.serving.preprocessing.limits.max_memory_bytes
         prepared: list[PoolProcess] = []
@@ -362,7 +357,7 @@ class _Parts:
 
 
 def _address_sources(settings: DiscoverySettings) -> tuple[AddressSource, ...]:
-    """The sources of worker addresses that the flags name: a file, names in DNS, services of Kubernetes."""
+    """Return the sources of worker addresses that the flags name: a file, names in DNS, services of Kubernetes."""
     from semel.fleet.discovery import sources_of
     from semel.fleet.endpoint_slices import ServicePort
     from semel.fleet.slice_watch import SliceSource

@@ -11,12 +11,12 @@ from typing import Final
 __all__ = ["map_large_blocks", "tune_interpreter"]
 
 _GC_THRESHOLDS: Final = (10_000, 2, 50)
-"""How often the collector runs. A request of 32,768 items makes so many objects that with Python's own 700 collections
+"""Thresholds of the collector. A request of 32,768 items makes so many objects that with Python's own 700 collections
 would take a fifth of its time; with 50,000 each of them would take 24 ms of the event loop. What is new is walked after
 10,000 objects, what stays once more after 30,000, and all of it after 1.5 million."""
 
 _SWITCH_INTERVAL_S: Final = 0.0005
-"""How long a thread that is busy lets others wait. The event loop gives way at every read of a socket and every random
+"""The time that others wait for a busy thread. The event loop gives way at every read of a socket and every random
 number, and with Python's own 5 ms it waited for 50 ms when ten requests came at once."""
 
 _M_MMAP_THRESHOLD: Final = -3

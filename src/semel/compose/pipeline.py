@@ -36,7 +36,7 @@ def compose_pipeline(
     chat_template: str | Path | None = None,
     processor: ProcessorKind = "auto",
 ) -> Pipeline:
-    """A pipeline that preprocesses in a thread of this process, for use as a library."""
+    """Make a pipeline that preprocesses in a thread of this process, for use as a library."""
     loaded = load_processor(processor, folder, target)
     executor = ThreadPoolExecutor(1, thread_name_prefix="semel-processor")  # HF processors are not thread-safe
 
@@ -68,7 +68,7 @@ def compose_pipeline(
 
 
 def blocking(call: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
-    """A coroutine function of this event loop, for threads: they wait for its result."""
+    """Make a coroutine function of this event loop callable from threads: they wait for its result."""
     loop = asyncio.get_running_loop()
 
     def wait(*args: _P.args, **options: _P.kwargs) -> _T:
@@ -81,7 +81,7 @@ def blocking(call: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
 
 
 def tokenizer_calls(pool: Pool) -> tuple[Encode, Decode]:
-    """The tokenizer of a pool, for threads; a text is the tenant's whose request the thread works for."""
+    """Return the tokenizer of a pool, for threads; a text is the tenant's whose request the thread works for."""
     tokenize, detokenize = blocking(pool.tokenize), blocking(pool.detokenize)
 
     def encode(texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -96,7 +96,7 @@ def tokenizer_calls(pool: Pool) -> tuple[Encode, Decode]:
 def tokenizer_of(
     folder: Path, rendering: Rendering, described: Description, encode: Encode, decode: Decode
 ) -> Tokenizer:
-    """The tokenizer of a model: its file, or the engine's own behind these calls where the file does not do."""
+    """Return the tokenizer of a model: its file, or the engine's own behind these calls where the file does not do."""
     if described.vocabulary is None:
         return Tokenizer.load(find_tokenizer(folder, rendering))
     if described.encoder_decoder:
@@ -126,7 +126,7 @@ def pipeline_of(
     tokenizer: Tokenizer,
     content_format: ContentFormat | None = None,
 ) -> Pipeline:
-    """A pipeline whose processor runs wherever `process` does."""
+    """Make a pipeline whose processor runs wherever `process` does."""
     renderer = None
     if not described.encoder_decoder:
         template = ChatTemplate.load(folder, override=chat_template, tokenizer=find_tokenizer(folder, rendering))

@@ -10,19 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from blake3 import blake3
 
+from semel.core import Keyring
 from semel.errors import ConfigError
 from semel.key_files import TransportSource
+from semel.settings.frontend import ServingSettings
+from semel.settings.secrets import read_api_keys
 from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
 from semel.wire.keys import TransportKeys
 
-__all__ = ["ReloadedFiles", "follow_keys"]
+if TYPE_CHECKING:
+    from semel.web.server import HttpServer
+
+__all__ = ["ReloadedFiles", "follow_keys", "reloaded_files"]
 
 _EVERY_S: Final = 0.5
 _MAX_BYTES: Final = 64 << 20
@@ -33,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class ReloadedFiles(Generic[_T]):
-    """Files, what is made of them, and who uses it."""
+    """Files that are read again when they change, and the user of their contents."""
 
     def __init__(
         self, name: str, paths: Sequence[Path], load: Callable[[], _T], use: Callable[[_T], None], meter: Meter
@@ -48,10 +55,10 @@ class ReloadedFiles(Generic[_T]):
         self._use = use
         self._meter = meter
         self._used: bytes | None = None
-        """What is in use; None until they were read here: they may have changed since the process began."""
+        """The fingerprint in use; None until they were read here: they may have changed since the process began."""
 
         self._failure = ""
-        """Why what is there now cannot be used."""
+        """The reason that what is there now cannot be used."""
 
         meter.watch(self.samples)
         for outcome in ("ok", "failed"):  # a rate needs a zero to begin with
@@ -88,13 +95,28 @@ class ReloadedFiles(Generic[_T]):
             logger.info("%s: read again from %s", self._name, ", ".join(map(str, self._paths)))
 
     def _is_new(self, failure: str) -> bool:
-        """Whether it failed in another way than the last time."""
+        """Note a failure; returns whether it is another one than the last time."""
         before, self._failure = self._failure, failure or "for no reason"
         return before != self._failure
 
     def samples(self) -> Iterator[Sample]:
-        """The metrics."""
+        """Yield the metrics."""
         yield metrics.FILE_STALE, bool(self._failure), (self._name,)
+
+
+def reloaded_files(
+    serving: ServingSettings, keys: Keyring, server: HttpServer, meter: Meter
+) -> Iterator[ReloadedFiles[Any]]:
+    """Yield the files of a frontend that are read again when they change: API keys, and certificates."""
+    if (path := serving.keys.api_keys_file) is not None:
+        yield ReloadedFiles("api_keys", [path], lambda: read_api_keys(serving.keys), keys.replace, meter)
+    if serving.tls.is_on:
+
+        def use(context: ssl.SSLContext | None) -> None:
+            assert context is not None
+            server.use_tls(context)
+
+        yield ReloadedFiles("certificate", serving.tls.files, serving.tls.context, use, meter)
 
 
 async def follow_keys(source: TransportSource, use: Callable[[TransportKeys], None], meter: Meter) -> None:
@@ -113,7 +135,7 @@ async def follow_keys(source: TransportSource, use: Callable[[TransportKeys], No
 
 
 def _fingerprint(paths: Sequence[Path]) -> bytes:
-    """What the files hold, whose they are, who may read them: one hash. A file that cannot be read has one too."""
+    """Hash what the files hold, whose they are and who may read them. A file that cannot be read has a hash too."""
     state = blake3()
     for path in paths:
         try:

@@ -23,17 +23,9 @@ from semel.engine.owner import owning
 from semel.errors import EngineHung
 from semel.fairness.turns import EngineWindow
 from semel.key_files import ProcessKeys, admin_key_file, process_keys
-from semel.settings import (
-    SERVICE_NAME,
-    TRACES_PROTOCOL,
-    EncoderSettings,
-    WorkerSettings,
-    default_folder,
-    default_variable,
-    embedding_store_nodes,
-    read_admin_key,
-    trace_collector,
-)
+from semel.settings.environment import SERVICE_NAME, TRACES_PROTOCOL, default_folder, default_variable, trace_collector
+from semel.settings.secrets import embedding_store_nodes, read_admin_key
+from semel.settings.worker import EncoderSettings, WorkerSettings
 from semel.shutdown import ShutdownSignal
 from semel.telemetry import metrics
 from semel.telemetry.logs import log_samples
@@ -57,16 +49,16 @@ __all__ = ["engine_flags", "run_worker", "serve_engine"]
 
 _SERVICE: Final = "semel-worker"
 _DRAIN_PUBLISH_S: Final = 10.0
-"""How long a worker that ends publishes encoder outputs at the most."""
+"""The most time in which a worker that ends publishes encoder outputs."""
 
 _HUNG_EXIT_S: Final = 15.0
-"""How long a process whose engine was hung has for its own end: what belongs to the engine may be hung as well."""
+"""The time that a process whose engine was hung has to end: what belongs to the engine may be hung as well."""
 
 logger = logging.getLogger(__name__)
 
 
 def engine_flags(settings: WorkerSettings, flags: Sequence[str], collector: Collector | None) -> list[str]:
-    """The flags of the embedded engine: those of the command line, and those that semel passes on to it."""
+    """Return the flags of the embedded engine: those of the command line, and those that semel passes on to it."""
     trust = ("--trust-remote-code",) if settings.trust_remote_code else ()
     traces = () if collector is None else ("--otlp-traces-endpoint", collector.endpoint)
     return [*flags, *trust, *traces]
@@ -239,7 +231,7 @@ async def _admin(
 async def _embedding_sync(
     settings: EmbeddingStoreSettings, keys: ProcessKeys, engine: VllmEngine
 ) -> AsyncIterator[EmbeddingSync | None]:
-    """What shares the engine's encoder outputs with other workers; None if nobody does."""
+    """Share the engine's encoder outputs with other workers; yields None without a store."""
     from semel.embeddings.sealed import SealedStore
     from semel.worker.embedding_sync import EmbeddingSync
 
@@ -263,7 +255,7 @@ async def _embedding_sync(
 
 @contextlib.asynccontextmanager
 async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Have it done beside what is inside; it ends with that."""
+    """Run it while the body runs, and cancel it then."""
     task = asyncio.create_task(work)
     try:
         yield

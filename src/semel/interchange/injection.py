@@ -24,7 +24,7 @@ class Outcome(Struct, frozen=True):
 
     status: Status
     reason: str | None = None
-    """Why the item was skipped or refused."""
+    """The reason for which the item was skipped or refused."""
 
 
 class Outcomes(Struct, frozen=True):

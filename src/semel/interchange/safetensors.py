@@ -291,13 +291,10 @@ def _entry(name: str, heads: Mapping[str, _Head], rest: object, body: memoryview
     tensors = {field: _tensor(head, body, begin) for field, head in heads.items()}
     try:
         described = msgspec.convert(rest, _Rest)
-        return FeatureEntry(Digest(bytes.fromhex(name)), _feature(described, tensors))
+        feature = Feature(described.modality, tensors, _layout(described), described.origin)
+        return FeatureEntry(Digest(bytes.fromhex(name)), feature)
     except (msgspec.ValidationError, ValueError) as error:
         return Faulty(name, f"its layout cannot be used: {_excerpt(str(error))}")
-
-
-def _feature(described: _Rest, tensors: Mapping[str, Tensor]) -> Feature:
-    return Feature(described.modality, tensors, _layout(described), described.origin)
 
 
 def _tensor(head: _Head, body: memoryview, begin: int) -> Tensor:
@@ -333,5 +330,5 @@ def _rest(feature: Feature) -> _Rest:
 
 
 def _excerpt(text: str) -> str:
-    """Foreign text, shortened and in printable ASCII."""
+    """Shorten a foreign text, in printable ASCII."""
     return ascii(text[:_EXCERPT_CHARS])[1:-1]

@@ -7,7 +7,7 @@ in its dialect; the rest of the package knows digests and ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from blake3 import blake3
 
@@ -33,34 +33,6 @@ _TYPES_BY_FIELD: Final = ("image_url", "audio_url", "input_audio", "video_url", 
 _MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "input_audio", "file", "input_file"})
 
 
-class Dialect(Protocol):
-    """An API with media in its requests."""
-
-    def takes(self, path: str) -> bool:
-        """Return whether this is a path of the API."""
-        ...
-
-    def digests(self, body: Body) -> tuple[bytes | None, ...]:
-        """Return the digests of all media of a request, in the order of the ids in an answer; None where bytes stay."""
-        ...
-
-    def request(self, body: Body, ids: Sequence[str | None]) -> Body:
-        """The request that names media by these ids, where there is one, and has the ids of all in its answer."""
-        ...
-
-    def ids(self, answer: Body) -> list[str | None] | None:
-        """Return the ids in an answer, or in an event of a stream, if it has them."""
-        ...
-
-    def is_end(self, event: Body) -> bool:
-        """Return whether a stream is complete with this event, and not with `[DONE]`."""
-        ...
-
-    def answer(self, body: Body, answer: Body) -> Body | None:
-        """Return an answer or event as a caller that sent `body` expects it: None for an event that is not for it."""
-        ...
-
-
 class ChatCompletions:
     """OpenAI's chat completions, with semel's `return_media_ids` and `file_id`."""
 
@@ -69,11 +41,17 @@ class ChatCompletions:
         return path.endswith("/chat/completions")
 
     def digests(self, body: Body) -> tuple[bytes | None, ...]:
-        """Return the digests of all media. Those with a `uuid` stay: their bytes are bound to that name."""
+        """Return the digests of all media, in the order of the ids in an answer; None where bytes stay.
+
+        Media with a `uuid` stay: their bytes are bound to that name.
+        """
         return _digests(body, _parts(body.get("messages"), "content"))
 
     def request(self, body: Body, ids: Sequence[str | None]) -> Body:
-        """Return the request that names media by ids and asks for ids. In a stream they come with the usage."""
+        """Return the request that names media by these ids, where there is one, and asks for the ids of all.
+
+        In a stream they come with the usage.
+        """
         messages = _named(body["messages"], ids, _reference, "content")
         options: dict[str, Any] = {}
         if body.get("stream") and not _has_usage(body):
@@ -81,15 +59,15 @@ class ChatCompletions:
         return {**body, "messages": messages, "return_media_ids": True, **options}
 
     def ids(self, answer: Body) -> list[str | None] | None:
-        """Return the ids in an answer."""
+        """Return the ids in an answer, or in an event of a stream, if it has them."""
         return _ids(answer)
 
     def is_end(self, event: Body) -> bool:  # noqa: ARG002
-        """Detect the end of a stream: `[DONE]`."""
+        """Return whether a stream is complete with this event, and not with `[DONE]`."""
         return False
 
     def answer(self, body: Body, answer: Body) -> Body | None:
-        """Return the answer without what `request` added."""
+        """Return an answer or event without what `request` added; None for an event that is not for the caller."""
         dropped = set() if body.get("return_media_ids") else {"media_ids"}
         if body.get("stream") and not _has_usage(body):
             if answer.get("usage") is not None and not answer.get("choices"):
@@ -132,6 +110,7 @@ class Responses:
 
 CHAT_COMPLETIONS: Final = ChatCompletions()
 RESPONSES: Final = Responses()
+Dialect = ChatCompletions | Responses
 
 
 def _response(answer: Body) -> Body:

@@ -33,7 +33,7 @@ class Exchange:
     """A request with media, to a server that returns ids or has not answered yet."""
 
     def __init__(self, dialect: Dialect, memory: Memory, server: bytes, content: bytes, body: Body) -> None:
-        self._dialect = dialect
+        self.dialect = dialect
         self._memory = memory
         self._server = server
         self._content = content
@@ -63,7 +63,7 @@ class Exchange:
         if not self.is_changed:
             return self._content
         ids = self._ids if self._form == "reference" else {}
-        return _encode(self._dialect.request(self._body, [ids.get(digest or b"") for digest in self._digests]))
+        return _encode(self.dialect.request(self._body, [ids.get(digest or b"") for digest in self._digests]))
 
     def repair(self, status: int, answer: bytes) -> bool:
         """After an answer with an error: whether to send the request again, with what `content` then returns."""
@@ -88,7 +88,7 @@ class Exchange:
 
     def learn(self, answer: Body) -> bool:
         """Remember the ids in an answer or an event; whether it has any."""
-        if (ids := self._dialect.ids(answer)) is None:
+        if (ids := self.dialect.ids(answer)) is None:
             return False
         self._memory.learn(self._server, self._digests, ids)
         return True
@@ -97,13 +97,9 @@ class Exchange:
         """Note that the answer is complete, and had no ids."""
         self._memory.leave(self._server)
 
-    def is_end(self, event: Body) -> bool:
-        """Return whether a stream is complete with this event."""
-        return self._dialect.is_end(event)
-
     def visible(self, answer: Body) -> Body | None:
         """Return what the caller sees of an answer or an event."""
-        return self._dialect.answer(self._body, answer)
+        return self.dialect.answer(self._body, answer)
 
     def read(self, content: bytes) -> bytes:
         """Read a complete answer; what the caller sees of it."""
@@ -116,7 +112,7 @@ class Exchange:
 
 
 class EventReader:
-    """Reads a stream of events as it passes. Only an incomplete event is kept back: a client waits for its end too."""
+    """A reader of passing events. Only an incomplete event is kept back: a client waits for its end too."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -157,7 +153,7 @@ class EventReader:
         if (data := _object(field[1])) is None:
             return event
         self._has_ids |= self._exchange.learn(data)
-        if not self._has_ids and self._exchange.is_end(data):
+        if not self._has_ids and self._exchange.dialect.is_end(data):
             self._exchange.leave()
         cleaned = self._exchange.visible(data)
         if cleaned is None:

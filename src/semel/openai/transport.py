@@ -26,7 +26,7 @@ _JSON: Final = "application/json"
 
 
 def client(*, memory: Memory | None = None, library: ModuleType = httpx, **options: Any) -> Any:
-    """An `httpx.Client` for `openai.OpenAI(http_client=…)`, with the timeouts and limits that `openai` has by itself.
+    """Return an `httpx.Client` for `openai.OpenAI(http_client=…)`, with the timeouts and limits of `openai` itself.
 
     `options` are those of `httpx.Client`. Clients that share a `memory` share what they have sent. Its type is `Any`:
     `openai` 3 names the class of httpx2, and takes both.
@@ -40,7 +40,7 @@ def async_client(*, memory: Memory | None = None, library: ModuleType = httpx, *
 
 
 class Transport(httpx.BaseTransport):
-    """Sends media once to each server, through another transport."""
+    """A transport that sends media once to each server, through another one."""
 
     def __init__(
         self, inner: httpx.BaseTransport, memory: Memory | None = None, *, library: ModuleType = httpx
@@ -60,15 +60,16 @@ class Transport(httpx.BaseTransport):
                 response.close()
                 if exchange.repair(response.status_code, answer):
                     continue
-                return _complete(response, answer)
+                return _with_body(response, content=answer)
             break
         match _form(response, exchange):
             case "events":
-                return _streamed(response, _stream_classes(self._library)[0](response, EventReader(exchange)))
+                events = _stream_classes(self._library)[0](response, EventReader(exchange))
+                return _with_body(response, stream=events)
             case "whole":
                 content = response.read()
                 response.close()
-                return _complete(response, exchange.read(content))
+                return _with_body(response, content=exchange.read(content))
             case "foreign":
                 return response
 
@@ -110,15 +111,16 @@ class AsyncTransport(httpx.AsyncBaseTransport):
                 await response.aclose()
                 if exchange.repair(response.status_code, answer):
                     continue
-                return _complete(response, answer)
+                return _with_body(response, content=answer)
             break
         match _form(response, exchange):
             case "events":
-                return _streamed(response, _stream_classes(self._library)[1](response, EventReader(exchange)))
+                events = _stream_classes(self._library)[1](response, EventReader(exchange))
+                return _with_body(response, stream=events)
             case "whole":
                 content = await response.aread()
                 await response.aclose()
-                return _complete(response, exchange.read(content))
+                return _with_body(response, content=exchange.read(content))
             case "foreign":
                 return response
 
@@ -198,22 +200,12 @@ def _is(message: httpx.Request | httpx.Response, kind: str) -> bool:
     return bool(message.headers.get("content-type", "").partition(";")[0].strip().lower() == kind)
 
 
-def _complete(response: httpx.Response, content: bytes) -> httpx.Response:
-    """Return the response with a body that was read, and decompressed on the way."""
-    kind = type(response)
-    headers = _headers(response)
-    return kind(response.status_code, headers=headers, content=content, extensions=response.extensions)
-
-
-def _streamed(response: httpx.Response, stream: Any) -> httpx.Response:
-    kind = type(response)
-    return kind(response.status_code, headers=_headers(response), stream=stream, extensions=response.extensions)
-
-
-def _headers(response: httpx.Response) -> list[tuple[bytes, bytes]]:
-    """Return the headers but those of a body that is not passed on as it came."""
+def _with_body(response: httpx.Response, **body: Any) -> httpx.Response:
+    """Return the response with another `content` or `stream`, and without the headers of the one that came."""
     changed = (b"content-length", b"content-encoding", b"transfer-encoding")
-    return [(name, value) for name, value in response.headers.raw if name.lower() not in changed]
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in changed]
+    kind = type(response)
+    return kind(response.status_code, headers=headers, extensions=response.extensions, **body)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Which row of the page of models a model is: compared with bare vLLM, or only known by its class, or neither."""
+"""The row of a model in the page of models: compared with bare vLLM, or only known by its class, or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEDY: Final = "`semel verify MODEL` compares it with bare vLLM on this machin
 
 
 def check_compatibility(model: str) -> Iterator[Finding]:
-    """What is known of a model in a folder; nothing for a name of the hub, which nothing here reads."""
+    """Yield what is known of a model in a folder; nothing for a name of the hub, which nothing here reads."""
     folder = Path(model).expanduser()
     if not (folder / "config.json").is_file():
         return

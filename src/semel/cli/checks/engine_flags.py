@@ -37,7 +37,7 @@ _UNITS: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """What a command line says to vLLM."""
+    """The flags of a command line that are vLLM's."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     """By every spelling of a flag; a switch has "True" or "False"."""
@@ -45,11 +45,11 @@ class EngineFlags:
     problems: tuple[Finding, ...] = ()
 
     def text(self, spelling: str) -> str | None:
-        """The value of a flag, None without it."""
+        """Return the value of a flag, None without it."""
         return self.values.get(spelling)
 
     def number(self, spelling: str) -> float | None:
-        """The value of a flag that takes a number; None without it, or if it is no number."""
+        """Return the value of a flag that takes a number; None without it, or if it is no number."""
         text = self.values.get(spelling, "")
         try:
             return float(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else float(text)
@@ -57,7 +57,7 @@ class EngineFlags:
             return None
 
     def is_on(self, spelling: str) -> bool:
-        """Whether a switch is on."""
+        """Return whether a switch is on."""
         return self.values.get(spelling) == "True"
 
 
@@ -80,7 +80,7 @@ def read_engine_flags(flags: Sequence[str], own: Sequence[str] = (), source: Fla
 
 
 class _Reader:
-    """Takes a command line apart as vLLM's parser would."""
+    """A reader that takes a command line apart as vLLM's parser would."""
 
     def __init__(self, source: FlagSource, own: Sequence[str]) -> None:
         self._source = source
@@ -128,7 +128,7 @@ class _Reader:
         self._check(name, flag, values)
 
     def _spelling(self, spelling: str) -> str | None:
-        """The known spelling, or `_LEFT_TO_VLLM`; None if nobody knows it."""
+        """Return the known spelling, or `_LEFT_TO_VLLM`; None if nobody knows it."""
         if spelling in self._known:
             return spelling
         is_short = not spelling.startswith("--")
@@ -184,7 +184,7 @@ def _drop_values(rest: list[str], limit: int = 1 << 30) -> None:
 
 
 def _fault(flag: EngineFlag, text: str) -> str | None:
-    """Why vLLM refuses a value; None if it does not, or if we cannot tell."""
+    """Return why vLLM refuses a value; None if it does not, or if we cannot tell."""
     if text in _NONE:
         return None
     if flag.kind == "integer" and not _INTEGER.fullmatch(text.strip()):
@@ -226,7 +226,7 @@ def _is_json(text: str) -> bool:
 
 
 def _unknown_parser(source: FlagSource, flag: str, name: str | None, plugin: str | None) -> Iterator[str]:
-    """A parser that vLLM does not have; a plug-in may bring others."""
+    """Report a parser that vLLM does not have; a plug-in may bring others."""
     known = source.parsers(flag)
     if not name or plugin or not known or name in known:
         return

@@ -1,4 +1,4 @@
-"""What a check finds: one line for a person."""
+"""Findings of checks, each a line for a person."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finding:
 
 
 def problem_of(what: str, check: Callable[[], object]) -> Iterator[Finding]:
-    """What a call refuses, as a problem; nothing if it refuses nothing."""
+    """Yield what a call refuses as a problem; nothing if it refuses nothing."""
     try:
         check()
     except ConfigError as error:

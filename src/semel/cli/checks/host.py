@@ -1,4 +1,4 @@
-"""The machine: shared memory, free memory, ports. What vLLM would find out after it has loaded, found out before."""
+"""The machine: shared memory, free memory, ports, the sandbox; found out before vLLM has loaded and finds out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.finding import Finding, problem_of
 from semel.core.flag import GIB, MIB
 from semel.engine.vllm.compat.versions import installed_version, is_cpu_build
+from semel.processing.sandbox import Sandbox, kernel_sandbox
 from semel.web.address import bind
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Memory",
     "check_memory",
     "check_ports",
+    "check_sandbox",
     "check_shared_memory",
     "check_socket_folder",
     "engine_ranks",
@@ -36,6 +38,10 @@ _UTILIZATION: Final = 0.92
 _QUERY: Final = ("nvidia-smi", "--query-gpu=index,memory.total,memory.free", "--format=csv,noheader,nounits")
 _QUERY_S: Final = 3.0
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_SANDBOX_REMEDY: Final = (
+    "decoders run with the rights of the frontend's user; use Linux 5.13 or later with Landlock switched on, and a "
+    "container profile that allows its calls"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class Memory:
 
 
 def check_ports(endpoints: Iterable[Endpoint]) -> Iterator[Finding]:
-    """Addresses that cannot be served at: taken, not this machine's, or named twice."""
+    """Report addresses that cannot be served at: taken, not this machine's, or named twice."""
     seen: dict[int, Endpoint] = {}
     for one in endpoints:
         first = seen.setdefault(one.port, one) if one.port else one
@@ -71,15 +77,24 @@ def check_ports(endpoints: Iterable[Endpoint]) -> Iterator[Finding]:
 
 
 def check_socket_folder() -> Finding:
-    """Whether sockets can be made."""
+    """Check that sockets can be made."""
     folder = Path(tempfile.gettempdir())
     if not os.access(folder, os.W_OK):
         return Finding("sockets", "problem", f"{folder} is not writable", "set TMPDIR to a folder that is")
     return Finding("sockets", "ok", f"in {folder}")
 
 
+def check_sandbox(*, required: bool = False, found: Sandbox | None = None) -> Finding:
+    """Check the layers: a missing one is a problem where the sandbox is required, and a warning elsewhere."""
+    sandbox = found or kernel_sandbox()
+    if sandbox.is_whole:
+        return Finding("sandbox", "ok", str(sandbox))
+    detail = f"{'--require-sandbox: ' if required else ''}{sandbox}"
+    return Finding("sandbox", "problem" if required else "warning", detail, _SANDBOX_REMEDY)
+
+
 def check_shared_memory(flags: EngineFlags | None = None, *, workers: int = 1, folder: Path = _SHARED) -> Finding:
-    """Whether vLLM's processes have room for what they share."""
+    """Check that vLLM's processes have room for what they share."""
     if not folder.is_dir():
         return Finding("shared memory", "warning", f"no {folder}", "vLLM's processes need it: mount a tmpfs there")
     free, needed = shutil.disk_usage(folder).free, _NEEDED_SHARED_BYTES * workers
@@ -94,7 +109,7 @@ def check_shared_memory(flags: EngineFlags | None = None, *, workers: int = 1, f
 
 
 def check_memory(flags: EngineFlags | None = None, *, workers: int = 1) -> Iterator[Finding]:
-    """Whether there is as much free memory as vLLM is going to ask for."""
+    """Check that there is as much free memory as vLLM is going to ask for."""
     flags = flags or EngineFlags()
     if not installed_version():
         return
@@ -106,7 +121,7 @@ def check_memory(flags: EngineFlags | None = None, *, workers: int = 1) -> Itera
 
 
 def host_memory() -> list[Memory]:
-    """What is known of the memory of this host, or of its container; nothing if it has several nodes.
+    """Return the memory of this host, or of its container; nothing if it has several nodes.
 
     The kernel and its only node may differ, where memory is added while it is used: then either may be right.
     """
@@ -126,7 +141,7 @@ def host_memory() -> list[Memory]:
 
 
 def gpu_memory() -> list[Memory]:
-    """The memory of each GPU that may be used; none if nobody tells."""
+    """Return the memory of each GPU that may be used; none if nobody tells."""
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_S, check=True)  # noqa: S603 no input
     except (OSError, subprocess.SubprocessError):
@@ -191,19 +206,19 @@ def _share(flags: EngineFlags) -> float:
 
 
 def _cache_bytes(flags: EngineFlags, environment: Mapping[str, str]) -> float | None:
-    """The size of the KV cache where it is set; the variable counts before the flag."""
+    """Return the size of the KV cache where it is set; the variable counts before the flag."""
     text = environment.get("VLLM_CPU_KVCACHE_SPACE", "")
     return float(text) * GIB if text.isdigit() else flags.number("--kv-cache-memory-bytes")
 
 
 def engine_ranks(flags: EngineFlags | None) -> int:
-    """The devices of one engine."""
+    """Count the devices of one engine."""
     flags = flags or EngineFlags()
     return int((flags.number("--tensor-parallel-size") or 1) * (flags.number("--pipeline-parallel-size") or 1))
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """The fields of a table of the kernel's, in bytes: `MemTotal: 1 kB`, or `Node 0 MemTotal: 1 kB`."""
+    """Read a table of the kernel's, in bytes: `MemTotal: 1 kB`, or `Node 0 MemTotal: 1 kB`."""
     try:
         words = [line.split() for line in path.read_text().splitlines() if line.endswith("kB")]
     except OSError:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ def check_model(
     trust_remote_code: bool = False,
     processor: ProcessorKind = "hf",
 ) -> Iterator[Finding]:
-    """What is wrong with a model. `flags`: an engine will load it, with these of vLLM's; without, a frontend does."""
+    """Report what is wrong with a model. With `flags` of vLLM's an engine will load it; without, a frontend does."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         yield from _check_name(model)
@@ -57,13 +57,13 @@ def check_model(
     if flags is not None:
         problems += _check_tokenizer(folder, flags)
         problems += _check_flags(config, flags)
-    yield from problems or [Finding(_WHAT, "ok", f"{folder}: {_type_of(config)}")]
+    yield from problems or [Finding(_WHAT, "ok", f"{folder}: {config.get('model_type') or 'no model_type'}")]
     if flags is not None and flags.text("--load-format") in _OWN_LOADERS:
         yield from check_weights(folder, config)
 
 
 def check_chat_template(folder: Path, template: str | None) -> Iterator[Finding]:
-    """A chat template that is named, and is not there or is no template."""
+    """Report a chat template that is named, and is not there or is no template."""
     if template is None or not folder.is_dir():
         return
     from semel.render.chat.template import ChatTemplate
@@ -86,7 +86,7 @@ def _check_config(folder: Path) -> Iterator[Finding]:
 
 
 def _check_name(model: str) -> Iterator[Finding]:
-    """A model that is no folder here: a path that leads nowhere, or a name on the hub."""
+    """Check a model that is no folder here: a path that leads nowhere, or a name on the hub."""
     if model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).exists():
         detail = f"{model!r} is neither a folder nor a model that the hub gives us"
         yield Finding(_WHAT, "problem", detail, "check the path; `semel testing model qwen2-vl DIR` makes one to try")
@@ -108,12 +108,8 @@ def _is_cached(model: str) -> bool:
         return False
 
 
-def _type_of(config: Mapping[str, Any]) -> str:
-    return str(config.get("model_type", "")) or "no model_type"
-
-
 def _check_architecture(folder: Path, config: Mapping[str, Any], *, trusts: bool) -> Iterator[Finding]:
-    """A type of model that the installed transformers does not know, and that brings no code or may not run it."""
+    """Report a type of model that transformers does not know, and that brings no code or may not run it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or _is_known(kind):
         return
@@ -123,7 +119,7 @@ def _check_architecture(folder: Path, config: Mapping[str, Any], *, trusts: bool
             yield Finding(_WHAT, "problem", detail, "add the flag if you trust the model")
         return
     detail = (
-        f"{folder}: config.json has model_type {kind!r}, which transformers {_version('transformers')} does not know"
+        f"{folder}: config.json has model_type {kind!r}, which transformers {version('transformers')} does not know"
     )
     yield Finding(
         _WHAT, "problem", detail, "is it spelt as the model's authors do? A newer model needs a newer release"
@@ -131,7 +127,7 @@ def _check_architecture(folder: Path, config: Mapping[str, Any], *, trusts: bool
 
 
 def _is_known(kind: str) -> bool:
-    """Whether transformers, vLLM or a plug-in may know a type of model: their source names it, or cannot be read."""
+    """Return whether transformers, vLLM or a plug-in may know a type: their source names it, or cannot be read."""
     text = _text("transformers", "models/auto/auto_mappings.py", "models/auto/configuration_auto.py")
     if not text or _has_plugins():
         return True
@@ -145,7 +141,7 @@ def _text(package: str, *paths: str) -> str:
 
 
 def _has_plugins() -> bool:
-    """Whether a package besides vLLM and semel adds to vLLM: models of its own, perhaps."""
+    """Return whether a package besides vLLM and semel adds to vLLM: models of its own, perhaps."""
     found = (
         one
         for group in entry_points().groups
@@ -153,13 +149,6 @@ def _has_plugins() -> bool:
         for one in entry_points(group=group)
     )
     return any(one.dist is None or not one.dist.name.startswith(("vllm", "semel")) for one in found)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _check_tokenizer(folder: Path, flags: EngineFlags) -> Iterator[Finding]:
@@ -171,7 +160,7 @@ def _check_tokenizer(folder: Path, flags: EngineFlags) -> Iterator[Finding]:
 
 
 def _check_flags(config: Mapping[str, Any], flags: EngineFlags) -> Iterator[Finding]:
-    """Flags that ask for what the model does not have."""
+    """Report flags that ask for what the model does not have."""
     if flags.text("--hf-overrides") or flags.text("--hf-config-path"):
         return
     text = config.get("text_config")
@@ -188,7 +177,7 @@ def _check_flags(config: Mapping[str, Any], flags: EngineFlags) -> Iterator[Find
 
 
 def _max_length(config: Mapping[str, Any], text: Mapping[str, Any]) -> int | None:
-    """The tokens that a model takes; None where a rule of its own may raise it."""
+    """Return the tokens that a model takes; None where a rule of its own may raise it."""
     scaled = [part.get(name) for part in (config, text) for name in ("rope_scaling", "rope_parameters")]
     if any(isinstance(one, dict) and one.get("factor") for one in scaled):
         return None

@@ -8,9 +8,8 @@ from typing import get_args
 
 from semel.cli.checks.engine_flags import EngineFlags, read_engine_flags
 from semel.cli.checks.finding import Finding, problem_of
-from semel.cli.checks.host import Endpoint, check_memory, check_ports, check_shared_memory
+from semel.cli.checks.host import Endpoint, check_memory, check_ports, check_sandbox, check_shared_memory
 from semel.cli.checks.model import check_chat_template, check_model
-from semel.cli.checks.sandbox import check_sandbox
 from semel.cli.placement import placements
 from semel.core.flag import flags_of
 from semel.core.keyring import MIN_KEY_CHARS
@@ -18,19 +17,10 @@ from semel.engine.vllm.compat.versions import check_release
 from semel.errors import ConfigError
 from semel.fleet.discovery import check_address
 from semel.key_files import admin_key_file, process_keys
-from semel.settings import (
-    AdminSettings,
-    ApiKeySettings,
-    DiscoverySettings,
-    FrontendSettings,
-    ServeSettings,
-    ServingSettings,
-    WorkerSettings,
-    api_key_warnings,
-    embedding_store,
-    read_admin_key,
-    read_api_keys,
-)
+from semel.settings.frontend import ApiKeySettings, FrontendSettings, ServingSettings
+from semel.settings.secrets import api_key_warnings, embedding_store, read_admin_key, read_api_keys
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import AdminSettings, WorkerSettings
 from semel.wire.proof import Role
 from semel.wire.zmq.address import check_directory
 
@@ -38,13 +28,12 @@ __all__ = ["engine_findings", "frontend_findings", "key_warnings", "serve_findin
 
 
 def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
-    """What `semel frontend` would stumble over."""
+    """Check what `semel frontend` is to start with."""
     serving = settings.serving
     yield from problem_of("fleet key", lambda: process_keys(settings.key_file, settings.key_dir, "frontend"))
-    yield from _key_findings(serving)
-    yield from _edge_findings(serving)
-    yield check_sandbox(required=serving.preprocessing.require_sandbox)
-    yield from _discovery_findings(settings.discovery)
+    yield from _serving_findings(serving)
+    for address in settings.discovery.workers:
+        yield from _address_findings(address)
     yield from check_ports(_serving_ports(serving))
     made_by = serving.preprocessing
     yield from check_model(settings.model, trust_remote_code=made_by.trust_remote_code, processor=made_by.processor)
@@ -52,9 +41,9 @@ def frontend_findings(settings: FrontendSettings) -> Iterator[Finding]:
 
 
 def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[Finding]:
-    """What `semel worker` would stumble over. `flags` are vLLM's."""
+    """Check what `semel worker` is to start with. `flags` are vLLM's."""
     yield from problem_of("fleet key", lambda: process_keys(settings.key_file, settings.key_dir, "worker"))
-    yield from problem_of("address", lambda: check_directory(check_address(settings.listen)))
+    yield from _address_findings(settings.listen)
     yield from _listening_findings(settings.listen)
     yield from _admin_findings(admin_key_file(settings))
     yield from problem_of("embedding store", lambda: embedding_store(settings.encoder))
@@ -64,13 +53,11 @@ def worker_findings(settings: WorkerSettings, flags: Sequence[str]) -> Iterator[
 
 
 def serve_findings(settings: ServeSettings, flags: Sequence[str]) -> Iterator[Finding]:
-    """What `semel serve` would stumble over. `flags` are vLLM's."""
+    """Check what `semel serve` is to start with. `flags` are vLLM's."""
     serving = settings.serving
     if settings.key_file is not None or settings.key_dir is not None:
         yield from problem_of("fleet key", lambda: _check_both(settings))
-    yield from _key_findings(serving)
-    yield from _edge_findings(serving)
-    yield check_sandbox(required=serving.preprocessing.require_sandbox)
+    yield from _serving_findings(serving)
     yield from _admin_findings(settings.admin.admin_key_file)
     yield from problem_of("embedding store", lambda: embedding_store(settings.encoder))
     ports = _admin_ports(settings.admin, serving.metrics_host, settings.workers)
@@ -84,7 +71,7 @@ def serve_findings(settings: ServeSettings, flags: Sequence[str]) -> Iterator[Fi
 def engine_findings(
     model: str, flags: EngineFlags, *, trust_remote_code: bool = False, workers: int = 1
 ) -> Iterator[Finding]:
-    """What an engine would stumble over: its flags, its model, its memory."""
+    """Check an engine's flags, its model and its memory."""
     yield from problem_of("engine", check_release)
     yield from flags.problems
     yield from check_model(model, flags, trust_remote_code=trust_remote_code)
@@ -108,18 +95,16 @@ def _admin_ports(admin: AdminSettings, host: str, workers: int = 1) -> Iterator[
             yield Endpoint(host, admin.admin_port + number, "--admin-port", "--metrics-host")
 
 
-def _key_findings(serving: ServingSettings) -> Iterator[Finding]:
-    yield from problem_of("API keys", lambda: read_api_keys(serving.keys))
-
-
 def key_warnings(keys: ApiKeySettings) -> Iterator[Finding]:
-    """What an operator should know of the clients' keys, whether or not the rest is checked."""
+    """Warn of clients' keys, whether or not the rest is checked."""
     return (Finding("API keys", "warning", text) for text in api_key_warnings(keys))
 
 
-def _edge_findings(serving: ServingSettings) -> Iterator[Finding]:
+def _serving_findings(serving: ServingSettings) -> Iterator[Finding]:
+    yield from problem_of("API keys", lambda: read_api_keys(serving.keys))
     yield from problem_of("TLS", serving.tls.context)
     yield from problem_of("proxies", lambda: serving.peers.proxies)
+    yield check_sandbox(required=serving.preprocessing.require_sandbox)
 
 
 def _admin_findings(path: Path | None) -> Iterator[Finding]:
@@ -128,7 +113,7 @@ def _admin_findings(path: Path | None) -> Iterator[Finding]:
 
 
 def _check_both(settings: ServeSettings) -> None:
-    """The keys that `semel serve` hands to its children."""
+    """Read the keys that `semel serve` hands to its children."""
     for role in get_args(Role):
         folder = None if settings.key_dir is None else settings.key_dir / role
         process_keys(settings.key_file, folder, role)
@@ -139,13 +124,12 @@ def _check_admin_key(path: Path) -> None:
         raise ConfigError(f"the key in {path} has {chars} characters; write at least {MIN_KEY_CHARS} random ones")
 
 
-def _discovery_findings(discovery: DiscoverySettings) -> Iterator[Finding]:
-    for address in discovery.workers:
-        yield from problem_of("address", lambda: check_directory(check_address(address)))  # noqa: B023
+def _address_findings(address: str) -> Iterator[Finding]:
+    yield from problem_of("address", lambda: check_directory(check_address(address)))
 
 
 def _listening_findings(address: str) -> Iterable[Finding]:
-    """An address over tcp that a worker cannot listen at: taken, or not this machine's."""
+    """Report an address over tcp that a worker cannot listen at: taken, or not this machine's."""
     scheme, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
     if scheme != "tcp" or not port.isdigit() or host == "*":

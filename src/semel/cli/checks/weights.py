@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.cli.checks.finding import Finding
+from semel.core.flag import GIB
 
 __all__ = ["check_weights"]
 
@@ -25,7 +26,7 @@ _PLAIN: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def check_weights(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """What is wrong with the weights of a folder, or that nothing is."""
+    """Report what is wrong with the weights of a folder, or that nothing is."""
     files = sorted(folder.glob("*.safetensors"))
     if missing := [name for name in _indexed(folder) if not (folder / name).is_file()]:
         some = ", ".join(missing[:3]) + (" and others" if len(missing) > 3 else "")
@@ -40,12 +41,10 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
             yield fault
             return
     headers = [header for path in files if (header := _header(path)) is not None]
-    yield from _misfits(folder, config, headers) or [_fine(files)]
-
-
-def _fine(files: Sequence[Path]) -> Finding:
-    size = sum(path.stat().st_size for path in files)
-    return Finding(_WHAT, "ok", f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1024**3:.2f} GiB")
+    size = (
+        f"{len(files)} file{'s' if len(files) > 1 else ''}, {sum(path.stat().st_size for path in files) / GIB:.2f} GiB"
+    )
+    yield from _misfits(folder, config, headers) or [Finding(_WHAT, "ok", size)]
 
 
 def _problem(detail: str, remedy: str) -> Finding:
@@ -53,7 +52,7 @@ def _problem(detail: str, remedy: str) -> Finding:
 
 
 def _indexed(folder: Path) -> Sequence[str]:
-    """The files that the index of a folder names."""
+    """Return the files that the index of a folder names."""
     try:
         index = json.loads((folder / _INDEX).read_bytes())
         return sorted(set(index["weight_map"].values()))
@@ -79,7 +78,7 @@ def _file_fault(path: Path) -> Finding | None:
 
 
 def _header(path: Path) -> Mapping[str, Any] | None:
-    """The header of a safetensors file: dtype, shape and place of each tensor; None if it is cut off."""
+    """Read the header of a safetensors file: dtype, shape and place of each tensor; None if it is cut off."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         try:

@@ -12,7 +12,9 @@ from rich.console import Console
 from semel.cells.settings import CellSettings
 from semel.cli.flags import Call, HelpGroup, command
 from semel.core.flag import REQUIRED, flag, same_flag, section
-from semel.settings import AdminSettings, FrontendSettings, ServeSettings, ServingSettings, WorkerSettings
+from semel.settings.frontend import FrontendSettings, ServingSettings
+from semel.settings.serve import ServeSettings
+from semel.settings.worker import AdminSettings, WorkerSettings
 
 __all__ = ["ModelSettings", "TestingServeSettings", "TestingWorkerSettings", "testing"]
 

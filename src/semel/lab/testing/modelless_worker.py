@@ -18,7 +18,7 @@ from semel.lab.testing.pacing import PacedEngine
 from semel.processing import find_folder
 from semel.processing.probes import proven_fingerprint, run_probes
 from semel.processing.processor import load_processor
-from semel.settings import WorkerSettings
+from semel.settings.worker import WorkerSettings
 from semel.telemetry.meter import Meter
 
 if TYPE_CHECKING:

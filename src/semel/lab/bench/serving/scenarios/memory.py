@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
+from semel.core.flag import GIB
 from semel.lab.bench.serving.bench import Bench
 from semel.lab.bench.serving.figures import Row, counted
 from semel.lab.bench.serving.procfs import pss_bytes
 from semel.lab.bench.serving.stages import scrape
-from semel.sizing import GIB, Host, memory_of, usable_cores
+from semel.sizing import Host, memory_of, usable_cores
 from semel.telemetry import metrics
 
 __all__ = ["memory"]
@@ -58,10 +59,12 @@ async def _host(bench: Bench) -> Host | None:
     said = await scrape(bench.sides.semel.client)
     return Host(
         processes=usable_cores(),
-        feature_cache=int(said.total(metrics.MM_CACHE_BYTES, tier="processor")),
-        item_cache=min(_ITEM_CACHE, int(said.total(metrics.FEATURE_BYTES_SENT))),
-        weights=_weights(Path(launch.model)),
-        kv_cache=int(launch.environment[_KV_CACHE]) * GIB,
+        feature_cache_bytes=int(said.total(metrics.MM_CACHE_BYTES, tier="processor")),
+        media_cache_bytes=0,
+        max_media_bytes=0,
+        item_cache_bytes=min(_ITEM_CACHE, int(said.total(metrics.FEATURE_BYTES_SENT))),
+        weights_bytes=_weights(Path(launch.model)),
+        kv_cache_bytes=int(launch.environment[_KV_CACHE]) * GIB,
     )
 
 
