@@ -29,7 +29,7 @@ from semel.interchange.safetensors import write
 from semel.settings import create_key
 from semel.telemetry import Meter
 from semel.telemetry.meter import Metric
-from semel.web.address import bind
+from semel.web.listener import bind
 from semel.worker.admin import AdminKey, create_admin_app
 from tests.worker.stored import CONTRACT, Store, clip, digest_of, image, wrong
 
