@@ -60,7 +60,7 @@ def test_ranges_never_overlap_and_free_neighbours_are_one_D4(steps: list[tuple[b
         for offset, units in out[::2]:
             kept.mark(offset, units, taken=True)
         expected = max((units for units, _ in kept.runs()), default=0) * ALIGNMENT
-        assert arena.room_beside(offset for offset, _ in out[::2]) == expected
+        assert arena.largest_gap_between(offset for offset, _ in out[::2]) == expected
     for offset, _ in out:
         arena.free(offset)
     assert arena.allocate(arena.size) == 0

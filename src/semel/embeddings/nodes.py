@@ -158,9 +158,6 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes)
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def choose(self, name: Digest) -> Node:
         """Return the node that has an entry."""
         return max(self._nodes, key=lambda node: rank(node.name, name))

@@ -1,7 +1,7 @@
 """Index of a media store: its files, expiry and eviction. Pure: no I/O, no clock.
 
 Files are a tenant's property, and tenants share the room as they share a cache's (`fairness.tenant_lru`): alone, a
-tenant has all of it; while others have files, whoever has more than an equal share yields first, its least recently
+tenant has all of it; while others have files, who has more than an equal share yields first, its least recently
 used files before others. A file that is being written has its room from the beginning, and cannot be evicted (threats
 S21).
 

@@ -65,8 +65,8 @@ class Arena:
             offset, size = before, size + offset - before
         self._add(offset, size)
 
-    def room_beside(self, offsets: Iterable[int]) -> int:
-        """Return the size of the largest free range if only the ranges at these offsets were allocated."""
+    def largest_gap_between(self, offsets: Iterable[int]) -> int:
+        """Return the size of the largest free range if only those at these offsets were allocated."""
         largest = end = 0
         for offset in sorted(offsets):
             largest = max(largest, offset - end)

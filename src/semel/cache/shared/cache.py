@@ -285,7 +285,7 @@ class SharedCache:
         considered, unchecked = -1, min(len(self) * _CHECK_BYTES // nbytes, _MAX_UNCHECKED)
         while offset is None:
             if considered != len(self._stuck):
-                if self._arena.room_beside(self._stuck) < nbytes:
+                if self._arena.largest_gap_between(self._stuck) < nbytes:
                     return None
                 considered = len(self._stuck)
             if self._room.shares.fits(nbytes) and self._room.has_others(tenant):  # there is room, but not in one piece
@@ -302,7 +302,7 @@ class SharedCache:
     def _can_be_in_one_piece(self, nbytes: int, tenant: str) -> bool:
         """Return whether there is a range between what is in use and what other tenants are entitled to."""
         protected = {self._idle[digest].offset for digest in self._room.protected(tenant, nbytes)}
-        return self._arena.room_beside(protected | self._stuck) >= nbytes
+        return self._arena.largest_gap_between(protected | self._stuck) >= nbytes
 
     def _evict(self, digest: Digest) -> None:
         self._drop(self._idle.pop(digest))

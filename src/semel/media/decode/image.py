@@ -1,4 +1,4 @@
-"""Image decoding: upright, opaque, 8-bit RGB, and only the first picture of a file.
+"""Image decoding: upright, opaque, 8-bit RGB, and only the first image of a file.
 
 A model sees what a person sees (threats S13): EXIF orientation is applied and no other, transparency becomes white, and
 16 bits become the upper 8. Sizes are checked against the file's header before anything is allocated (S5); frames after
