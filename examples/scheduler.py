@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semel.core import Placeholder, Timeline
-from semel.encoder import Planner, Request, Residency
+from semel.encoder.plan import Planner, Request
+from semel.encoder.residency import Residency
 
 IMAGE = 64
 """Embeddings of an image, and the tokens that it takes up in a prompt."""

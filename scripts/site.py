@@ -162,7 +162,7 @@ def _flag_table(group: str, flags: Sequence[Flag]) -> Iterator[str]:
     if flags:
         yield f"**{group}**\n\n| flag | type | default | meaning |\n|---|---|---|---|"
     for one in flags:
-        kind = ", ".join(filter(None, (one.type_name, one.bounds)))
+        kind = ", ".join(filter(None, (_flag_type(one), one.bounds)))
         yield f"| `{one.spelling}` | {kind} | {_default(one)} | {_cell(one.help)} |"
     if flags:
         yield ""
@@ -188,6 +188,15 @@ def _is_message(kind: type) -> bool:
 def _tag(kind: Any) -> int | None:
     tag = kind.__struct_config__.tag
     return tag if isinstance(tag, int) else None
+
+
+def _flag_type(one: Flag) -> str:
+    if one.choices:
+        return " or ".join(f"`{choice}`" for choice in one.choices)
+    if one.unit in ("bytes", "GiB", "seconds"):
+        return {"bytes": "size", "GiB": "GiB", "seconds": "seconds"}[one.unit]
+    name = {int: "integer", float: "number", Path: "path", bool: "switch"}.get(one.kind, "text")
+    return f"{name}, several" if one.is_list and not one.is_positional else name
 
 
 def _type_name(kind: Any) -> str:

@@ -16,7 +16,7 @@ from semel.errors import SemelError
 __all__ = ["SLICE_S", "at_once", "concurrently", "in_slices", "to_the_end"]
 
 SLICE_S: Final = 0.004
-"""How long a slice takes."""
+"""The length of a slice."""
 
 _MAX_AT_ONCE: Final = 64
 

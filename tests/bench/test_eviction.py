@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.encoder import CostAware, OldestReleased
+from semel.encoder.eviction import CostAware, OldestReleased
 from semel.lab.bench.eviction import Trace, bound, encode_cost
 
 

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from semel.core import Timeline
-from semel.encoder import CostAware
-from semel.encoder.eviction import Entry
+from semel.encoder.eviction import CostAware, Entry
 from semel.lab.bench import cache as cache_bench
 from semel.lab.bench import encoder as encoder_bench
 from semel.lab.bench.report import Check, Report

@@ -55,12 +55,12 @@ def test_ranges_never_overlap_and_free_neighbours_are_one_D4(steps: list[tuple[b
             arena.free(offset)
             slow.mark(offset, units, taken=False)
         assert arena.used == sum(slow.taken) * ALIGNMENT
-        assert arena.largest == max((units for units, _ in slow.runs()), default=0) * ALIGNMENT
+        assert [size // ALIGNMENT for size, _ in arena._sizes] == sorted(units for units, _ in slow.runs())
         kept = SlowArena()
         for offset, units in out[::2]:
             kept.mark(offset, units, taken=True)
         expected = max((units for units, _ in kept.runs()), default=0) * ALIGNMENT
-        assert arena.room_beside(offset for offset, _ in out[::2]) == expected
+        assert arena.largest_gap_between(offset for offset, _ in out[::2]) == expected
     for offset, _ in out:
         arena.free(offset)
     assert arena.allocate(arena.size) == 0
@@ -68,4 +68,3 @@ def test_ranges_never_overlap_and_free_neighbours_are_one_D4(steps: list[tuple[b
 
 def test_nothing_is_found_in_nothing_D4() -> None:
     assert Arena(ALIGNMENT - 1).allocate(0) is None
-    assert Arena(0).largest == 0

@@ -36,16 +36,6 @@ class Gate:
             raise
 
 
-async def test_equal_work_in_flight_is_done_once_D3() -> None:
-    flight, gate = Flight[str, int](), Gate()
-    tasks = [asyncio.create_task(flight.do("a", gate.work)) for _ in range(5)]
-    await settle()
-    assert (gate.begun, flight.joined, len(flight)) == (1, 4, 1)
-    gate.ends[0].set_result(7)
-    assert await asyncio.gather(*tasks) == [7] * 5
-    assert len(flight) == 0
-
-
 @pytest.mark.parametrize(
     "failure", [ServiceError("a process died"), asyncio.CancelledError()], ids=["error", "cancelled"]
 )

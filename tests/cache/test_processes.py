@@ -35,10 +35,10 @@ async def line_of(child: Process) -> bytes:
 
 
 async def test_a_borrower_that_is_killed_returns_its_leases_D3(tmp_path: Path) -> None:
-    cache, lost = SharedCache.create(1 << 20), asyncio.Event()
+    cache = SharedCache.create(1 << 20)
     async with process("keep", tmp_path / "memory") as child:
         assert await line_of(child) == b"ready"
-        lender = await Lender.connect(tmp_path / "memory", cache, on_lost=lost.set)
+        lender = await Lender.connect(tmp_path / "memory", cache)
         for number in range(3):
             cache.put(digest_of(number), feature_of(number, NBYTES))
             lease = lender.lend(digest_of(number))
@@ -49,7 +49,7 @@ async def test_a_borrower_that_is_killed_returns_its_leases_D3(tmp_path: Path) -
         assert (lender.leases, lender.closed) == (3, False)
         child.kill()
         async with asyncio.timeout(10):
-            await lost.wait()
+            await lender.wait_closed()
     assert (cache.leases, lender.closed, lender.lend(digest_of(0))) == (0, True, None)
 
 

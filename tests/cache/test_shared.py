@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from semel.cache import Lease, Reservation, SharedCache, Window, tensor_heads, tensor_offsets
+from semel.cache import Lease, Reservation, SharedCache, Window, borrowed_feature, tensor_heads, tensor_offsets
 from semel.core import Feature, Layout
 from semel.errors import ConfigError, ProtocolError
 from semel.processing import to_torch
@@ -46,7 +46,7 @@ def test_the_tensors_of_a_feature_begin_at_multiples_of_64_bytes_D4(cache: Share
     lease = cache.lease(digest_of(1))
     assert lease is not None
     assert (lease.offset % 64, lease.nbytes) == (0, 256)
-    window = Window.attach(cache.fileno())
+    window = Window.attach(cache.segment.fileno())
     assert window.view(lease.offset + 128, 65) == feature_of(1, 1, 64, 0, 65).tensors["field3"].data
 
 
@@ -71,7 +71,7 @@ def test_memory_is_given_back_to_the_system_only_when_nothing_is_in_use_D4() -> 
     cache = SharedCache.create(1 << 22)
 
     def resident() -> int:
-        return os.fstat(cache.fileno()).st_blocks * 512
+        return os.fstat(cache.segment.fileno()).st_blocks * 512
 
     data: memoryview | None = cache.put(digest_of(0), feature_of(0, 1 << 20)).tensors["field0"].data
     cache.clear()
@@ -182,40 +182,47 @@ def test_a_reservation_that_is_dropped_is_free_again_D4(cache: SharedCache) -> N
         released.view()
 
 
+def adopt(cache: SharedCache, number: int, reservation: Reservation, feature: Feature) -> Feature | None:
+    """Cache what was written to a reservation, as the pool does."""
+    view = reservation.view()
+    reservation.release()
+    written = borrowed_feature(view, feature.modality, tensor_heads(feature), feature.layout)
+    return cache.adopt(digest_of(number), written)
+
+
 def test_what_another_process_wrote_is_held_without_a_copy_D4(cache: SharedCache) -> None:
     feature = feature_of(3, 100, 50)
     offsets, total = tensor_offsets([100, 50])
     reservation = cache.reserve(total)
     assert reservation is not None
-    view = Window.attach(cache.fileno(), writable=True).view(reservation.offset, total)
+    view = Window.attach(cache.segment.fileno(), writable=True).view(reservation.offset, total)
     for offset, tensor in zip(offsets, feature.tensors.values(), strict=True):
         view[offset : offset + tensor.nbytes] = tensor.data
-    held = cache.commit(digest_of(3), reservation, "image", tensor_heads(feature), feature.layout)
+    held = adopt(cache, 3, reservation, feature)
+    assert held is not None
     assert_equal(held, 3, (100, 50))
     assert cache.get(digest_of(3)) is held
-    with pytest.raises(ValueError, match="committed"):
-        cache.commit(digest_of(4), reservation, "image", tensor_heads(feature), feature.layout)
 
 
-def test_the_first_commit_under_a_digest_stays_and_the_second_is_freed_D4(cache: SharedCache) -> None:
+def test_the_first_feature_under_a_digest_stays_and_the_second_is_freed_D4(cache: SharedCache) -> None:
     first = cache.put(digest_of(1), feature_of(1, 100))
     reservation = cache.reserve(100)
     assert reservation is not None
-    assert cache.commit(digest_of(1), reservation, "image", tensor_heads(first), first.layout) is first
+    assert adopt(cache, 1, reservation, first) is first
     assert cache.occupied == cache.nbytes == 128
 
 
 @pytest.mark.parametrize(
     "head", [("a", "uint8", (129,)), ("a", "object", (1,)), ("a", "uint8", (-1,)), ("a", "float64", (2, -1, -9))]
 )
-def test_a_commit_that_describes_no_feature_is_refused_and_freed_D7(
+def test_what_describes_no_feature_is_refused_and_freed_D7(
     cache: SharedCache, head: tuple[str, str, tuple[int, ...]]
 ) -> None:
     reservation = cache.reserve(128)
     assert reservation is not None
     with pytest.raises(ProtocolError):
-        cache.commit(digest_of(1), reservation, "image", [head], Layout((1,)))
-    assert digest_of(1) not in cache
+        borrowed_feature(reservation.view(), "image", [head], Layout((1,)))
+    reservation.release()
     assert cache.occupied == 0
 
 
@@ -226,6 +233,26 @@ def test_what_lies_in_the_segment_already_is_held_as_it_is_D4(cache: SharedCache
     assert cache.occupied == cache.nbytes == ITEM
     other = SharedCache.create(ITEM)
     assert other.put(digest_of(0), out) is not out
+
+
+def test_a_range_that_is_used_again_is_not_taken_for_the_one_before_D4() -> None:
+    cache = SharedCache.create(128)
+    cache.put(digest_of(1), feature_of(1, 128))
+    second = cache.put(digest_of(2), feature_of(2, 128))
+    cache.discard(digest_of(2))
+    assert_equal(cache.put(digest_of(1), feature_of(1, 128)), 1, (128,))
+    assert_equal(second, 2, (128,))
+
+
+def test_adopting_takes_what_lies_there_and_never_copies_D4() -> None:
+    cache = SharedCache.create(1024)
+    assert cache.adopt(digest_of(1), feature_of(1, 100)) is None
+    assert (len(cache), cache.occupied) == (0, 0)
+    lying = cache.put(digest_of(1), feature_of(1, 100))
+    assert cache.adopt(digest_of(1), feature_of(1, 100)) is lying
+    cache.discard(digest_of(1))
+    assert cache.adopt(digest_of(1), lying) is lying
+    assert cache.occupied == cache.nbytes == 128
 
 
 @pytest.mark.parametrize("leased", [True, False])
@@ -259,7 +286,7 @@ def test_a_range_is_its_tenant_s_from_the_reservation_until_its_last_buffer_is_g
     assert cache.nbytes_of("A") == ITEM
     feature = feature_of(1, ITEM)
     reservation.view()[:] = feature.tensors["field0"].data
-    out: Feature | None = cache.commit(digest_of(1), reservation, "image", tensor_heads(feature), feature.layout)
+    out = adopt(cache, 1, reservation, feature)
     lease = cache.lease(digest_of(1))
     assert lease is not None
     cache.discard(digest_of(1))
@@ -341,7 +368,7 @@ class UseMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.cache = SharedCache.create(2_048)
-        self.window = Window.attach(self.cache.fileno())
+        self.window = Window.attach(self.cache.segment.fileno())
         self.out: list[tuple[int, tuple[int, ...], Feature]] = []
         self.leases: list[tuple[int, int, Lease]] = []
         self.reservations: list[Reservation] = []
@@ -385,7 +412,7 @@ class UseMachine(RuleBasedStateMachine):
             return
         reservation, feature = self.reservations.pop(pick % len(self.reservations)), feature_of(number, 64)
         reservation.view()[:64] = feature.tensors["field0"].data
-        self.cache.commit(digest_of(number), reservation, "image", tensor_heads(feature), feature.layout)
+        adopt(self.cache, number, reservation, feature)
 
     @rule(number=NUMBERS)
     def discard(self, number: int) -> None:

@@ -37,7 +37,7 @@ def test_lines_in_json_name_it() -> None:
 async def test_spans_name_it() -> None:
     for cell in ("eu-1", None):
         tracing = OtlpTracing.sending(InMemorySpanExporter(), "semel-frontend", cell=cell)
-        assert tracing.resource.get("semel.cell") == cell
+        assert tracing._provider.resource.attributes.get("semel.cell") == cell
         await tracing.close()
 
 

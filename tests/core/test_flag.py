@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
-from semel.core.flag import GIB, MIB, REQUIRED, Flag, arguments_of, fill, flag, flags_of, same_flag, section
+from semel.core.flag import GIB, MIB, REQUIRED, Flag, Group, arguments_of, fill, flag, flags_of, same_flag, section
 
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    max_bytes: int = flag(256 * MIB, "max-body-bytes", help="A size.", group="Limits", unit="bytes", min=1)
+    GROUP: ClassVar[Group] = "Limits"
+
+    max_bytes: int = flag(256 * MIB, "max-body-bytes", help="A size.", unit="bytes", min=1)
     cache_bytes: int = flag(GIB // 4, "cache-gb", help="A cache.", group="Caches", unit="GiB", min=0)
     hidden: int = 3
 
@@ -33,6 +35,7 @@ class Outer:
 @dataclass(frozen=True, slots=True)
 class Other:
     nbytes: int = same_flag(Inner, "cache_bytes")
+    max_bytes: int = same_flag(Inner, "max_bytes", default=7)
     port: int = same_flag(Outer, "port")
 
 
@@ -45,6 +48,11 @@ def test_a_field_becomes_a_flag_and_one_without_a_declaration_does_not() -> None
     names = ["model", "port", "seconds", "kind", "names", "path", "quiet", "max-body-bytes", "cache-gb"]
     assert [one.name for one in flags_of(Outer)] == names
     assert found("max-body-bytes").path == ("inner", "max_bytes")
+
+
+def test_a_flag_has_its_own_group_or_that_of_its_section() -> None:
+    assert [found(name).group for name in ("max-body-bytes", "cache-gb", "port")] == ["Limits", "Caches", "Server"]
+    assert found("max-body-bytes", Other).group == "Limits"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ def test_defaults_survive_the_command_line() -> None:
 
 
 def test_the_same_flag_in_another_section_fills_another_field() -> None:
-    assert fill(Other, {"cache_gb": 2.0, "port": 1}) == Other(nbytes=2 * GIB, port=1)
+    assert fill(Other, {"cache_gb": 2.0, "port": 1}) == Other(nbytes=2 * GIB, port=1, max_bytes=7)
     assert found("cache-gb", Other).help == found("cache-gb").help
     assert Other().nbytes == Inner().cache_bytes
 

@@ -52,49 +52,32 @@ def test_layouts_are_equal_if_what_they_are_made_of_is(
     assert hash(again) == hash(layout_of(one))
 
 
-runs = st.lists(st.tuples(st.integers(0, 2), SIZES), max_size=8)
+def kept_as_they_came(token_runs: bytes, mask_runs: bytes | None) -> Layout:
+    """A mutant: runs that could be shorter are taken."""
+    layout = Layout(())
+    layout.token_runs, layout.mask_runs, layout._length = token_runs, mask_runs, 3
+    return layout
 
 
-def _joined(pairs: list[tuple[int, int]]) -> bytes:
-    return pack_token_ids([number for pair in pairs for number in pair])
-
-
-@given(runs, st.lists(SIZES, max_size=8), st.booleans())
-def test_runs_that_somebody_cut_otherwise_are_the_same_layout(
-    pairs: list[tuple[int, int]], lengths: list[int], masked: bool
+@pytest.mark.parametrize(
+    ("token_runs", "mask_runs"),
+    [([7, 1, 7, 2], None), ([7, 3, 8, 0], None), ([7, 0, 8, 3], None), ([7, 3], [1, 0, 2]), ([7, 3], [3, 0])],
+)
+def test_runs_that_could_be_shorter_are_refused_for_they_would_be_another_layout(
+    token_runs: list[int], mask_runs: list[int] | None
 ) -> None:
-    """Neighbours that are equal, and runs of no token. Control: runs kept as they came are another layout."""
-    ids = tuple(chain.from_iterable((token,) * count for token, count in pairs))
-    bits = b"".join(bytes([index % 2]) * length for index, length in enumerate(lengths))[: len(ids)]
-    lengths = [len(list(group)) for group in _cuts(bits, len(ids))] if masked else []
-    mask = Mask(_bits(lengths)) if masked else None
-    found = Layout.of_runs(_joined(pairs), pack_token_ids(lengths) if masked else None, max_tokens=MAX)
-    assert found == Layout(ids, mask)
-    assert hash(found) == hash(Layout(ids, mask))
-    assert (found.token_ids, found.mask, found.num_embeds) == (ids, mask, Layout(ids, mask).num_embeds)
+    packed = pack_token_ids(token_runs), None if mask_runs is None else pack_token_ids(mask_runs)
+    with pytest.raises(ValueError, match=r"broken|more runs"):
+        Layout.of_runs(*packed, max_tokens=MAX)
+    kept = kept_as_they_came(*packed)
+    assert kept != Layout(kept.token_ids, kept.mask), "what it would be without the check"
 
 
-def _cuts(bits: bytes, size: int) -> list[bytes]:
-    """Alternating stretches over so many positions, some of them empty."""
-    cuts: list[bytes] = [b"", b""]
-    for position in range(size):
-        bit = bits[position] if position < len(bits) else 0
-        if len(cuts) % 2 == bit:  # the last stretch is of the other kind
-            cuts.append(b"")
-        cuts[-1] += bytes([bit])
-    return [*cuts, b"", b""]
-
-
-def _bits(lengths: list[int]) -> bytes:
-    return b"".join(bytes([index % 2]) * length for index, length in enumerate(lengths))
-
-
-def test_control_runs_kept_as_they_came_would_be_another_layout() -> None:
-    came = Layout.of_runs(_joined([(7, 1), (7, 2), (8, 0)]), max_tokens=MAX)
-    kept = Layout(())
-    kept.token_runs, kept._length, kept.num_embeds = _joined([(7, 1), (7, 2), (8, 0)]), 3, 3
-    assert kept.token_ids == came.token_ids == (7, 7, 7)
-    assert came == Layout((7, 7, 7)) != kept
+@given(values())
+def test_runs_come_back_as_the_layout_that_they_are_of(value: tuple[tuple[int, ...], bytes | None]) -> None:
+    layout = layout_of(value)
+    found = Layout.of_runs(layout.token_runs, layout.mask_runs, max_tokens=MAX)
+    assert (found, found.num_embeds, len(found)) == (layout, layout.num_embeds, len(layout))
 
 
 @pytest.mark.parametrize(

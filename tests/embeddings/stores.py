@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
+
+from hypothesis.stateful import RuleBasedStateMachine
 
 from semel.core import Digest, Key
 from semel.core.embedding import Form
@@ -21,6 +23,9 @@ KEY: Final = Key(bytes(range(32)))
 IDENTITY: Final = b"an encoder"
 KINDS: Final = ("memory", "tcp", "unix", "password", "tls")
 TTL_S: Final = 3_600
+
+Script = tuple[tuple[Any, ...], ...]
+"""Names of a machine's rules, each with its values."""
 
 
 def digest_of(number: int) -> Digest:
@@ -87,3 +92,8 @@ def open_store(kind: str, home: Path) -> Iterator[tuple[BlobStore, Callable[[], 
             return store
 
         yield another(), another
+
+
+def play(machine: RuleBasedStateMachine, script: Script) -> None:
+    for name, *values in script:
+        getattr(machine, name)(*values)

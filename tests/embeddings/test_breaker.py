@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from semel.embeddings.breaker import Breaker
-
-Script = tuple[tuple[Any, ...], ...]
-"""Names of a machine's rules, each with its values."""
+from semel.embeddings.nodes import Breaker
+from tests.embeddings.stores import Script, play
 
 STEPS = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
@@ -169,8 +166,3 @@ def test_the_model_catches_a_broken_breaker(mutant: type[Breaker]) -> None:
     play(Machine(), SCRIPTS[mutant])
     with pytest.raises(AssertionError):
         play(Broken(), SCRIPTS[mutant])
-
-
-def play(machine: Machine, script: Script) -> None:
-    for name, *values in script:
-        getattr(machine, name)(*values)

@@ -282,12 +282,6 @@ def test_a_certificate_of_another_authority_is_refused_and_so_is_plain_text(tmp_
             assert isinstance(failure(plain, "ping", 1), StoreDown)
 
 
-def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
-    authority = Authority.create(tmp_path / "tls", "other.example")
-    with running_redis(tmp_path, authority=authority) as redis, closing(redis.store()) as store:
-        assert "certificate is not valid" in str(failure(store, "ping", 30))
-
-
 def test_a_plain_server_where_tls_is_expected_is_down(redis: Redis, tmp_path: Path) -> None:
     address = StoreAddress(host="127.0.0.1", port=redis.address.port, is_encrypted=True)
     with closing(RespStore(address, tls=Authority.create(tmp_path).client_context())) as store:

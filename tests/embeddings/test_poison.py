@@ -17,8 +17,20 @@ import pytest
 from semel.core import Digest, Key
 from semel.core.embedding import Form
 from semel.embeddings import sealed as sealed_module
-from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, probe_key, probe_name, seal_key
-from semel.embeddings.seal import CHUNK_BYTES, MANIFEST_BYTES, Header, Manifest, Seal, seal_probe
+from semel.embeddings.seal import (
+    CHUNK_BYTES,
+    MANIFEST_BYTES,
+    Header,
+    Manifest,
+    Seal,
+    chunk_keys,
+    embedding_name,
+    manifest_key,
+    probe_key,
+    probe_name,
+    seal_key,
+    seal_probe,
+)
 from semel.embeddings.sealed import SealedStore
 from tests.effort import examples
 from tests.embeddings.redis import Redis, running_redis, soon

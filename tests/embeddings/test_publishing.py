@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,10 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from semel.core import Digest
 from semel.embeddings.publishing import Publishing
 from tests.effort import examples
-from tests.embeddings.stores import digest_of
-
-Script = tuple[tuple[Any, ...], ...]
-"""Names of a machine's rules, each with its values."""
+from tests.embeddings.stores import Script, digest_of, play
 
 STEPS = settings(max_examples=examples(80), stateful_step_count=60, deadline=None)
 AFTER, ITEMS, BYTES_PER_S = 2, 3, 100.0
@@ -240,8 +236,3 @@ def test_the_model_catches_a_broken_choice(mutant: type[Publishing]) -> None:
     play(Machine(), SCRIPTS[mutant])
     with pytest.raises(AssertionError):
         play(Broken(), SCRIPTS[mutant])
-
-
-def play(machine: Machine, script: Script) -> None:
-    for name, *values in script:
-        getattr(machine, name)(*values)

@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 
 from semel.core import Digest, Key
 from semel.core.embedding import Form
-from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, probe_key, probe_name, seal_key
-from semel.embeddings.seal import CHUNK_BYTES, MANIFEST_BYTES, Header, Manifest, Seal, split_chunks
+from semel.embeddings.seal import (
+    CHUNK_BYTES,
+    MANIFEST_BYTES,
+    Header,
+    Manifest,
+    Seal,
+    chunk_keys,
+    embedding_name,
+    manifest_key,
+    probe_key,
+    probe_name,
+    seal_key,
+    split_chunks,
+)
 from tests.embeddings.stores import IDENTITY, KEY, content, digest_of, pieces
 
 FORM: Form = (7, 16, "torch.bfloat16")

@@ -12,10 +12,9 @@ import pytest
 from semel.core import Digest, Key
 from semel.core.embedding import Form
 from semel.embeddings import sealed as sealed_module
-from semel.embeddings.names import manifest_key, probe_key, probe_name
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import BlobStore, StoreFull, StoreLate
-from semel.embeddings.seal import MANIFEST_BYTES, Seal
+from semel.embeddings.seal import MANIFEST_BYTES, Seal, manifest_key, probe_key, probe_name
 from semel.embeddings.sealed import Fetched, PublishOutcome, SealedStore, Stage
 from semel.lab.testing.embedding_store import MemoryBlobs
 from tests.embeddings.redis import running_redis, soon
@@ -186,18 +185,6 @@ def with_three_published(blobs: MemoryBlobs) -> tuple[SealedStore, list[Digest]]
     return store, digests
 
 
-def test_a_failure_on_the_way_leaves_what_has_come_and_says_what_to_free() -> None:
-    blobs, staging = MemoryBlobs(), Staging()
-    store, digests = with_three_published(blobs)
-
-    def stage(digest: Digest, form: Form) -> list[memoryview] | None:
-        blobs.is_down = digest == digests[1]
-        return staging(digest, form)
-
-    found = store.fetch(dict.fromkeys(digests, FORM[0]), stage, soon())
-    assert [(one.outcome, one.is_staged) for one in found] == [("hit", True), ("down", True), ("down", False)]
-
-
 def test_with_several_nodes_entries_are_spread_and_a_lost_node_is_misses_for_its_own() -> None:
     blobs = [MemoryBlobs() for _ in range(3)]
     store = sealed(*blobs)
@@ -274,17 +261,19 @@ def test_a_node_that_answers_is_up_however_long_a_call_has_waited_and_however_la
     assert not is_up_after(_EveryLateCallCounts, case)
 
 
-def test_what_is_late_says_which_memory_to_free_and_what_came_before_stays() -> None:
+@pytest.mark.parametrize("outcome", ["down", "late"])
+def test_a_failure_on_the_way_leaves_what_has_come_and_says_which_memory_to_free(outcome: str) -> None:
     blobs, staging = MemoryBlobs(), Staging()
     store, digests = with_three_published(blobs)
 
     def stage(digest: Digest, form: Form) -> list[memoryview] | None:
         if digest == digests[1]:
-            setattr(blobs, "get_into", late)  # noqa: B010
+            blobs.is_down = outcome == "down"
+            setattr(blobs, "get_into", late if outcome == "late" else blobs.get_into)  # noqa: B010
         return staging(digest, form)
 
     found = store.fetch(dict.fromkeys(digests, FORM[0]), stage, soon())
-    assert [(one.outcome, one.is_staged) for one in found] == [("hit", True), ("late", True), ("late", False)]
+    assert [(one.outcome, one.is_staged) for one in found] == [("hit", True), (outcome, True), (outcome, False)]
 
 
 def test_a_node_that_does_not_answer_in_time_is_left_alone_after_three_calls() -> None:

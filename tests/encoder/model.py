@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from semel.core import Placeholder
-from semel.encoder import Key, Plan, Reference, Request, Settlement
+from semel.encoder.eviction import Key, Reference
+from semel.encoder.plan import Plan, Request
+from semel.encoder.residency import Settlement
 
 
 @dataclass

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from semel.core import Mask, Placeholder, Timeline
-from semel.encoder import Gathered, Planner, Request, Residency, Slice, gather
+from semel.encoder.gather import Gathered, Slice, gather
+from semel.encoder.plan import Planner, Request
+from semel.encoder.residency import Residency
 from tests.operations import Tally, operations, peak_bytes
 
 MANY, FEW = 32_768, 64

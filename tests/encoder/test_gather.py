@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Mask, Placeholder, Timeline
-from semel.encoder import Gathered, gather
+from semel.encoder.gather import Gathered, gather
 
 
 @st.composite

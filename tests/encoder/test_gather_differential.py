@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.core import Timeline
-from semel.encoder import gather
+from semel.encoder.gather import gather
 from tests.encoder.test_gather import timelines
 
 pytestmark = pytest.mark.engine

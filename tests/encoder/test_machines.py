@@ -23,7 +23,10 @@ from hypothesis.stateful import (
 )
 
 from semel.core import Mask, Placeholder, Timeline
-from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Plan, Planner, Request, Residency, gather
+from semel.encoder.eviction import CostAware, Eviction, Immediate, Key, OldestReleased
+from semel.encoder.gather import gather
+from semel.encoder.plan import Plan, Planner, Request
+from semel.encoder.residency import Residency
 from tests.effort import examples
 from tests.encoder.model import SlowPlanner, SlowResidency
 

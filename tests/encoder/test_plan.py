@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from semel.core import Placeholder, Timeline
-from semel.encoder import Immediate, Plan, Planner, Request, Residency
+from semel.encoder.eviction import Immediate
+from semel.encoder.plan import Plan, Planner, Request
+from semel.encoder.residency import Residency
 
 
 def request(*spans: tuple[int, int], keys: str = "", name: str = "r") -> Request:
@@ -18,14 +20,6 @@ def plan(
     asked: Request, *, computed: int = 0, tokens: int, budget: int = 100, capacity: int = 100, shift: int = 0
 ) -> Plan:
     return Planner(Residency(capacity), shift).plan(asked, computed=computed, tokens=tokens, budget=budget)
-
-
-def test_planning_changes_nothing() -> None:
-    residency = Residency(8)
-    before = (residency.free, residency.reclaimable, residency.counts.queries)
-    Planner(residency).plan(request((0, 4)), computed=0, tokens=4, budget=100)
-    residency.settle()
-    assert (residency.free, residency.reclaimable, residency.counts.queries) == before
 
 
 @pytest.mark.parametrize("limit", ["budget", "capacity"])
@@ -54,20 +48,6 @@ def test_c2_without_chunking_a_cut_does_not_split_the_item_before() -> None:
     asked = request((2, 4), (8, 4), (12, 4))
     result = planner.plan(asked, computed=0, tokens=20, budget=8)
     assert (result.tokens, result.encodes, result.cut) == (7, (0,), 2)
-
-
-def test_a_hit_may_not_take_what_an_earlier_input_was_promised() -> None:
-    residency = Residency(10)
-    planner = Planner(residency)
-    old = request((0, 6), keys="h", name="old")
-    planner.commit(old, planner.plan(old, computed=0, tokens=6, budget=100))
-    residency.settle()
-    residency.release_all("old")
-    asked = request((0, 6), (8, 6), keys="mh")
-    result = planner.plan(asked, computed=0, tokens=14, budget=100)
-    assert (result.tokens, result.encodes, result.hits, result.cut) == (8, (0,), (), 1)
-    planner.commit(asked, result)
-    assert residency.settle().evicted == ("h",)
 
 
 def test_a_key_with_another_size_is_a_conflict_and_nothing_is_planned() -> None:

@@ -1,6 +1,6 @@
 """Outputs that came for one request: loaded for it alone, once, and lent until every rank has read them.
 
-`PrefetchWorld` is the world of `test_transfers` with requests that live for several steps, and a lender, who fills
+`PrefetchWorld` is the world of `transfers` with requests that live for several steps, and a lender, who fills
 blocks behind the host cache's and scribbles over them as soon as a lease is done. Whatever a rank loads must still be
 whole, and of these weights. Chance drives it, by a seed. Broken prefetched outputs are driven in the same way, and
 found.
@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from semel.core import Digest, PrefetchedOutput
-from semel.encoder import HostCache, Key, PrefetchedOutputs, Report, Saved, Slot, Step, Transfers
+from semel.encoder.eviction import Key
 from semel.encoder.extents import FreeExtents
-from tests.encoder.test_transfers import FATES, KEYS, PATIENCE, World, blocks_of, size_of
-from tests.encoder.test_transfers import MUTANTS as TRANSFER_MUTANTS
+from semel.encoder.host_cache import HostCache, Slot
+from semel.encoder.prefetched import PrefetchedOutputs
+from semel.encoder.transfers import Report, Saved, Step, Transfers
+from tests.encoder.transfers import FATES, KEYS, World, blocks_of, size_of
+from tests.encoder.transfers import MUTANTS as TRANSFER_MUTANTS
 
 STAGING = 10
 DIGEST = Digest(bytes(32))
@@ -36,13 +39,10 @@ class PrefetchWorld(World):
         *,
         is_async: bool,
         prefetched_class: type[PrefetchedOutputs] = PrefetchedOutputs,
-        host_cache_class: type[HostCache] = HostCache,
-        transfers_class: type[Transfers] = Transfers,
+        **classes: Any,
     ) -> None:
-        super().__init__(blocks, ranks, is_async=is_async, host_cache_class=host_cache_class)
+        super().__init__(blocks, ranks, is_async=is_async, **classes)
         self.used: list[int] = []
-        patience = PATIENCE if is_async else None
-        self.transfers = transfers_class(self.host_cache, ranks=ranks, patience=patience, adopts=not is_async)
         self.transfers.prefetched_outputs = self.prefetched_outputs = prefetched_class()
         self.prefetched_outputs.on_done = self.done
         self.prefetched_outputs.on_use = self.used.append
@@ -296,22 +296,6 @@ def test_mutant_broken_host_caches_transfers_and_prefetched_outputs_are_found(br
 
 def arrived(lease: int = 1, rows: int = 2) -> PrefetchedOutput:
     return PrefetchedOutput(lease, DIGEST, ((8, rows),), (rows, 4, "torch.float32"))
-
-
-def test_what_is_in_the_host_cache_is_loaded_from_there_and_the_lease_is_done() -> None:
-    host_cache = HostCache(8)
-    done: list[int] = []
-    transfers = Transfers(host_cache, adopts=True)
-    transfers.prefetched_outputs.on_done = done.append
-    slot = host_cache.reserve("x", 2, 2)
-    assert slot is not None
-    host_cache.fill(slot, "form")
-    transfers.prefetched_outputs.add("a", [("x", arrived(), 5)])
-    transfers.allocate("a", 0, "x", 2, 2)
-    step = transfers.plan({}, {"a"})
-    assert not step.loads["x"].is_prefetched
-    assert (step.saves, done) == ({}, [1])
-    assert (transfers.counts.loads, transfers.counts.prefetched_outputs) == (1, 0)
 
 
 def test_a_slot_of_another_size_is_not_loaded_in_place_of_what_came() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from semel.encoder import CostAware, Eviction, OldestReleased, Residency
+from semel.encoder.eviction import CostAware, Eviction, OldestReleased
+from semel.encoder.residency import Residency
 
 
 def encoded(residency: Residency, request: str, *keys: str, size: int = 4) -> None:
@@ -22,17 +23,6 @@ def test_b3_asking_for_room_evicts_nothing() -> None:
     assert not residency.can_allocate(10, promised=1)
     assert residency.settle().evicted == ()
     assert residency.size("cat") == 4
-
-
-def test_b7_the_next_referrer_takes_a_cancelled_encode_over() -> None:
-    residency = Residency(8)
-    residency.allocate("a", 0, "cat", 4)
-    residency.hold("b", 3, "cat")
-    residency.hold("c", 1, "cat")
-    residency.release_all("a")
-    assert residency.planner("cat") == ("b", 3)
-    assert residency.settle().taken_over == (("b", 3),)
-    assert (residency.counts.queries, residency.counts.hits) == (2, 1)
 
 
 def test_b7_an_adopted_encode_is_compute_until_it_is_cancelled_too() -> None:

@@ -85,7 +85,8 @@ class Rig:
     async def render(self, question: Question) -> Rendered:
         """semel's rendering."""
         if isinstance(question, Clip):
-            return await self.pipeline.transcription(Media("audio", question.data), question.start)
+            draft = self.pipeline.read_transcription(Media("audio", question.data), question.start)
+            return await self.pipeline.render(draft)
         return await self.pipeline.chat(ChatRequest(question))
 
     async def ours(self, question: Question) -> Answer:

@@ -215,8 +215,8 @@ def test_a_key_that_is_no_digest_is_not_kept(make: Make) -> None:
 def test_an_output_of_another_shape_is_not_saved(change: str) -> None:
     import torch
 
-    from semel.encoder import Save
-    from semel.encoder import Step as Copied
+    from semel.encoder.transfers import Save
+    from semel.encoder.transfers import Step as Copied
     from semel.engine.vllm.tier.copies import HostCopies
 
     copies = HostCopies(torch.zeros(8 * BLOCK_BYTES, dtype=torch.uint8), BLOCK_BYTES, 0)
@@ -242,8 +242,8 @@ def test_an_output_of_another_shape_is_not_saved(change: str) -> None:
 def test_what_is_saved_in_pieces_is_loaded_bit_by_bit(dtype: str) -> None:
     import torch
 
-    from semel.encoder import Load, Save
-    from semel.encoder import Step as Copied
+    from semel.encoder.transfers import Load, Save
+    from semel.encoder.transfers import Step as Copied
     from semel.engine.vllm.tier.copies import HostCopies
 
     memory = torch.zeros(16 * BLOCK_BYTES, dtype=torch.uint8)
@@ -266,8 +266,8 @@ def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each(tmp
     """The calls only: nothing here ran on a GPU."""
     import torch
 
-    from semel.encoder import Load, Save
-    from semel.encoder import Step as Copied
+    from semel.encoder.transfers import Load, Save
+    from semel.encoder.transfers import Step as Copied
     from semel.engine.vllm.tier.copies import DeviceCopies
 
     class Worker:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from semel.core import Digest, Form, PrefetchedOutput
-from semel.encoder import Key, PrefetchedOutputs
+from semel.encoder.eviction import Key
+from semel.encoder.prefetched import PrefetchedOutputs
 from semel.engine.vllm.tier.prefetch_params import prefetch_params
 from semel.lab.bench.stepping import Step, Stepper
 from tests.engine.tiered import BLOCK_BYTES, FORM, ROWS, WIDTH, Make, Tiered, create, identifier, random_requests

@@ -25,7 +25,7 @@ from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi import checks
 from starlette.types import ASGIApp
 
-from semel.web.address import bind
+from semel.web.listener import bind
 
 SEED = 20_261_115
 DEADLINE_S = 60

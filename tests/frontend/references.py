@@ -18,11 +18,10 @@ from semel.core import Digest, Feature, FeatureInfo, Identity, Item, Media, Tena
 from semel.errors import RequestError, ServiceError
 from semel.render import ChatRenderer, ChatRequest, Pipeline
 from semel.render.file_sources import FileSources
-from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, charged_bytes, newest
-from semel.store.names import file_id, owner_name, parse_object_path, public_id
+from semel.store.names import StoredFile, file_id, owner_name, parse_object_path, public_id
 from semel.store.objects import BucketObjects
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
 from tests.render.drawn import drawn
 from tests.store.stores import KEY, Clock, FaultyObjects, upload_of
 
@@ -385,7 +384,7 @@ class World:
                 return self.model.list(step)
 
     async def _start(self) -> None:
-        self.store = ObjectMediaStore(self.objects, key=KEY, capacity_bytes=CAPACITY, ttl_s=TTL_S, clock=self.clock)
+        self.store = MediaStore(self.objects, key=KEY, capacity_bytes=CAPACITY, ttl_s=TTL_S, clock=self.clock)
         self.pipeline = Pipeline(
             self.pipeline.tokenizer,
             self.pipeline.chat_renderer,

@@ -20,8 +20,7 @@ from semel.frontend.limits import BudgetLimits
 from semel.render import file_sources
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
-from semel.store.file import StoredFile
-from semel.store.names import public_id
+from semel.store.names import StoredFile, public_id
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing
 from tests.store.stores import Clock, FaultyObjects, in_memory, store_over

@@ -17,8 +17,8 @@ from semel.frontend.api.openai import files as shapes
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BodyLimits, BudgetLimits
 from semel.store.objects import OnEnd
-from semel.store.protocol import Payer
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
+from semel.store.upload import Payer
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import KEY, Rig, rig
 from tests.render.drawn import Drawing
@@ -280,7 +280,7 @@ async def test_what_the_store_does_is_counted(served: Rig, clock: Clock) -> None
     await served.client.get(f"{FILES}/{UNKNOWN}")
     clock.now_s += 20_000
     store = served.service.media_store
-    assert isinstance(store, ObjectMediaStore)
+    assert isinstance(store, MediaStore)
     await store.expire()
     assert served.metrics("semel_media_store") == {
         "semel_media_store_files": "0.0",

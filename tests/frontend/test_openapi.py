@@ -36,7 +36,7 @@ from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, takes
 from semel.frontend.service import FrontendState
 from semel.lab.testing.engine import EchoEngine
 from semel.render import ChatRenderer, Pipeline
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
 from semel.telemetry import Meter
 from semel.web.errors import error_body, error_response
 from semel.web.multipart import FORM
@@ -246,7 +246,7 @@ def test_with_api_keys_the_document_tells_what_needs_one_S17(secured: Served, la
 
 def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> None:
     told = document()
-    store = ObjectMediaStore(in_memory(), key=rigs.KEY, capacity_bytes=1 << 30, ttl_s=100)  # not read yet
+    store = MediaStore(in_memory(), key=rigs.KEY, capacity_bytes=1 << 30, ttl_s=100)  # not read yet
     client = TestClient(create_app(FrontendState(refusals=RefusalLimits(per_s=0), media_store=store), Meter()))
     upload: dict[str, Any] = {"files": {"file": b"x"}, "data": {"purpose": "vision"}}
     unread = {"/v1/files": upload, "/v1/files/{file_id}": {}, "/v1/files/{file_id}/content": {}}

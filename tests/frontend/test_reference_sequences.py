@@ -17,8 +17,8 @@ from semel.render.media.names import MediaNames, _key_of
 from semel.store import store as store_module
 from semel.store.index import FileIndex, newest
 from semel.store.names import file_id, owner_name
-from semel.store.protocol import Payer
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
+from semel.store.upload import Payer
 from tests.effort import examples
 from tests.frontend.references import (
     HUGE,
@@ -180,18 +180,18 @@ def _room_for_what_has_expired(patch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> None:
         pass
 
-    patch.setattr(ObjectMediaStore, "_make_room", nothing)
+    patch.setattr(MediaStore, "_make_room", nothing)
 
 
 def _delete_first(patch: pytest.MonkeyPatch) -> None:
-    put = ObjectMediaStore.put
+    put = MediaStore.put
 
-    async def mutant(self: ObjectMediaStore, tenant: str, upload: Any, *pin: Any) -> Any:
+    async def mutant(self: MediaStore, tenant: str, upload: Any, *pin: Any) -> Any:
         payer = Payer(owner_name(tenant, KEY))
         await self._try_to_delete(await self._objects_of(payer, file_id(upload.content, tenant, KEY)), payer)
         return await put(self, tenant, upload, *pin)
 
-    patch.setattr(ObjectMediaStore, "put", mutant)
+    patch.setattr(MediaStore, "put", mutant)
 
 
 MUTANTS = (

@@ -141,6 +141,7 @@ STRIPPED: dict[str, Any] = {
 @pytest.mark.parametrize("field", ["image_url", "audio_url", "video_url", "input_audio"])
 def test_every_way_to_leave_media_out_names_it(field: str, value: Any) -> None:
     part = {"type": field, field: value, "uuid": "x"}
-    (source,) = Conversation.parse([{"role": "user", "content": [part]}]).sources
+    (attachment,) = Conversation.parse([{"role": "user", "content": [part]}]).attachments
+    source = attachment.source
     modality = field.removeprefix("input_").removesuffix("_url")
     assert source == MediaName(modality, "x", "messages[0].content[0]")  # type: ignore[arg-type]

@@ -39,18 +39,6 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_a_request_waits_for_its_payloads_D1(rig: Rig) -> None:
-    assert rig.open("r", [A, B, A], [A, B]) == Opened((), is_ready=False)
-    assert (rig.arrive(A), rig.intake.is_ready("x", "r"), rig.intake.waiting) == ([], False, 1)
-    assert (rig.arrive(B), rig.intake.is_ready("x", "r"), rig.intake.waiting) == (["r"], True, 0)
-    assert rig.features("r") == {A, B}
-    assert rig.intake.nbytes == FEATURES[A].nbytes + FEATURES[B].nbytes
-    assert rig.intake.close("x", "r")
-    assert rig.is_empty()
-    assert not rig.intake.close("x", "r")
-    assert not rig.intake.is_ready("x", "r")
-
-
 def test_a_request_that_was_closed_while_the_engine_looked_needs_nothing_D3(rig: Rig) -> None:
     rig.held = {A}
     assert rig.intake.missing("x", "r", [A]) == ()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from semel.core import Digest, FeatureInfo, Layout
+from semel.core import FeatureInfo, Layout
 from semel.errors import ProtocolError
 from semel.ledger import Announcement, Ledger
 from semel.wire.translation import to_announcement, to_status
@@ -22,13 +20,6 @@ def ledger() -> Ledger:
     ledger = Ledger()
     ledger.open()
     return ledger
-
-
-def test_what_was_announced_is_known_until_it_is_gone_D2(ledger: Ledger) -> None:
-    ledger.announce(have(0, {A: HOLDINGS[A], B: HOLDINGS[B]}))
-    ledger.announce(gone(1, [A]))
-    assert (ledger.holding(A), ledger.holding(B)) == (None, HOLDINGS[B])
-    assert (ledger.knows(A), ledger.knows(B), len(ledger)) == (False, True, 1)
 
 
 def test_an_announcement_that_is_not_the_next_breaks_the_protocol_D2(ledger: Ledger) -> None:
@@ -80,39 +71,10 @@ def test_a_snapshot_that_has_not_come_to_its_end_is_nothing_to_resume_from_D2(le
     assert (ledger.resume, len(ledger)) == (None, 0)
 
 
-def test_a_request_sends_what_is_not_known_each_once_in_order_D1(ledger: Ledger) -> None:
-    ledger.announce(have(0, {B: HOLDINGS[B]}))
-    assert ledger.lacking([C, B, A, C]) == (C, A)
-    assert ledger.submit("r", [C, B, A, C]) == (C, A)
-    assert ledger.lacking([C, B, A]) == ()
-    assert ledger.holding(A) is None
-
-
 def test_a_request_is_submitted_once(ledger: Ledger) -> None:
     ledger.submit("r", [])
     with pytest.raises(ValueError, match="submitted already"):
         ledger.submit("r", [])
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.sampled_from(DIGESTS), max_size=4)), max_size=30))
-def test_nothing_is_left_when_all_are_settled_D3(steps: list[tuple[int, list[Digest]]]) -> None:
-    ledger = Ledger()
-    ledger.open()
-    unsettled: set[str] = set()
-    for number, digests in steps:
-        request = str(number)
-        if request in unsettled and digests:
-            ledger.need(request, digests)
-            ledger.send(request, digests)
-        elif request in unsettled:
-            ledger.settle(request)
-            unsettled.remove(request)
-        else:
-            ledger.submit(request, digests)
-            unsettled.add(request)
-    for request in unsettled:
-        ledger.settle(request)
-    assert not (ledger._requests or ledger._counting or ledger._notes)
 
 
 def test_over_its_bound_a_ledger_forgets_what_was_announced_longest_ago_D2() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.errors import MediaNotAllowed, MediaTooLarge, MediaUnavailable
+from semel.errors import MediaTooLarge, MediaUnavailable
 from tests.media.origin import LIMITS, fetcher, get
 
 SECRET = b"secret"
@@ -59,15 +59,6 @@ def test_control_checking_the_name_alone_reads_through_links_S1(folder: Path) ->
         path = folder / name
         assert Path(os.path.normpath(path)).is_relative_to(folder)
         assert path.read_bytes() == SECRET
-
-
-async def test_a_file_is_refused_without_the_flag_and_outside_the_folder_S1(folder: Path, tmp_path: Path) -> None:
-    async with fetcher() as fetching:
-        with pytest.raises(MediaNotAllowed, match="--allowed-local-media-path"):
-            await get(fetching, f"file://{folder}/a%20b.png")
-    async with fetcher(local_path=folder) as fetching:
-        with pytest.raises(MediaNotAllowed, match="--allowed-local-media-path"):
-            await get(fetching, f"file://{tmp_path}/outside")
 
 
 async def test_a_file_has_the_limits_of_what_is_fetched_S4(folder: Path) -> None:

@@ -82,22 +82,16 @@ def test_a_host_is_allowed_by_its_name_or_its_domain_and_at_its_port_S1(rule: st
 )
 def test_a_refusal_names_every_flag_that_the_url_would_need_S1(url: str, flags: set[str]) -> None:
     """Nor does it say which networks are allowed."""
-    for policy in (
-        MediaPolicy(),
-        MediaPolicy.of(networks=["10.0.0.0/8"]),
-    ):
+    for policy in (MediaPolicy(), MediaPolicy.of(networks=["10.0.0.0/8"])):
         told = refusal(policy, url) or ""
         assert {word for word in told.split() if word.startswith("--")} == flags
 
 
-def test_of_the_target_of_a_redirect_nothing_is_said_S3() -> None:
+def test_of_the_target_of_a_redirect_nothing_is_said_S3_S7() -> None:
     policy = MediaPolicy.of(domains=["a.example"], allow_http=True)
-    targets = ("http://b.example/", "http://10.1.2.3/", "http://8.8.8.8/")
-    assert len({refusal(policy, target, "http://a.example/") for target in targets}) == 1
-
-
-def test_http_is_allowed_only_by_its_own_flag_S1() -> None:
-    assert "--allow-media-http" in (refusal(MediaPolicy.of(domains=["*"]), "http://example.com/") or "")
+    targets = ("http://vault.corp.internal/", "http://10.1.2.3/", "http://8.8.8.8/")
+    (told,) = {refusal(policy, target, "http://a.example/") for target in targets}
+    assert "internal" not in (told or "internal")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "[::1]", "[::ffff:10.0.0.1]", "10.1.2.3", "0.0.0.0"])
@@ -135,13 +129,6 @@ def test_a_redirect_is_judged_like_a_request_and_may_not_leave_https_S3() -> Non
     assert refusal(policy, "https://b.example/", "https://a.example/") is None
     assert refusal(policy, "https://b.example/", "http://a.example/") is None
     assert "https to http" in (refusal(policy, "http://b.example/", "https://a.example/") or "")
-
-
-def test_the_host_behind_a_redirect_is_not_told_S7() -> None:
-    policy = MediaPolicy.of(domains=["a.example"])
-    told = refusal(policy, "https://vault.corp.internal/", "https://a.example/") or ""
-    assert "--allowed-media-domains" in told
-    assert "internal" not in told
 
 
 @pytest.mark.parametrize(

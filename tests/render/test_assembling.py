@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from semel.core import Assembly, AssemblyKind, Feature, Key, Layout, Media, Modality
 from semel.errors import ConfigError, InvalidRequest, ServiceError
 from semel.processing.pool.pipe import Description
-from semel.render import ChatRenderer, ChatRequest, Conversation, Pipeline
+from semel.render import ChatRenderer, ChatRequest, Pipeline
+from semel.render.chat.messages import Conversation
 
 SEVERAL = "<image>"
 """Three tokens of the test's tokenizer."""
@@ -52,10 +53,7 @@ def pipeline(string_renderer: ChatRenderer, calls: Calls) -> Pipeline:
         assembly={"image": "apply", "audio": "splice", "video": "apply"},
     )
     renderer = replace(
-        string_renderer,
-        placeholders=described.placeholders,
-        insertion=described.insertion,
-        assembly=described.assembly,
+        string_renderer, placeholders=described.placeholders, insertion=described.insertion, assembly=described.assembly
     )
     return Pipeline(renderer.tokenizer, renderer, process, "f", Key(bytes(32)), apply=calls)
 

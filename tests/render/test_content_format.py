@@ -28,10 +28,7 @@ TEMPLATES = {
         "openai",
         f"{MESSAGES}{{% set content = m.content %}}{{% for c in content %}}x{END}{END}",
     ),
-    "a variable named otherwise": (
-        "string",
-        f"{MESSAGES}{{% set body = m.content %}}{{% for c in body %}}x{END}{END}",
-    ),
+    "a variable named otherwise": ("string", f"{MESSAGES}{{% set body = m.content %}}{{% for c in body %}}x{END}{END}"),
     "a macro that gets content by position": (
         "openai",
         f"{{% macro show(body) %}}{{% for c in body %}}x{END}{{% endmacro %}}{MESSAGES}{{{{ show(m.content) }}}}{END}",

@@ -6,7 +6,7 @@ import pytest
 
 from semel.core import Media
 from semel.errors import InvalidRequest, MediaError
-from semel.render import Attachment, Conversation, Message, Text, ToolReference
+from semel.render.chat.messages import Attachment, Conversation, Message, Text, ToolReference
 
 IMAGE = "data:image/png;base64,YWJj"
 
@@ -72,7 +72,8 @@ def test_sources_are_listed_in_the_order_of_the_messages() -> None:
     clip = {"type": "input_audio", "input_audio": {"data": "Yg==", "format": "wav"}}
     image = {"type": "image_url", "image_url": IMAGE}
     messages = [{"role": "user", "content": ["a", image, clip]}, {"role": "user", "content": [image]}]
-    assert [source.modality for source in Conversation.parse(messages).sources] == ["image", "audio", "image"]
+    attachments = Conversation.parse(messages).attachments
+    assert [attachment.source.modality for attachment in attachments] == ["image", "audio", "image"]
 
 
 @pytest.mark.parametrize(
@@ -169,10 +170,6 @@ def test_s15_arguments_of_a_call_become_an_object_whatever_they_are(arguments: A
 def test_each_role_keeps_the_fields_that_its_templates_know() -> None:
     assert parsed(
         role="assistant", tool_calls=[], reasoning=None, reasoning_content="hm", name="a", other=1
-    ).fields == {
-        "reasoning": "hm",
-        "reasoning_content": "hm",
-        "name": "a",
-    }
+    ).fields == {"reasoning": "hm", "reasoning_content": "hm", "name": "a"}
     assert parsed(role="tool", tool_call_id="1", tool_calls=[1], name=5).fields == {"tool_call_id": "1"}
     assert parsed(role="developer", task="t").fields == {"task": "t", "tools": None}

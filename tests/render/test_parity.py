@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from semel.core import Modality
 from semel.lab.testing.models import build
-from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer
+from semel.render import ChatRenderer, ChatTemplate, Tokenizer
+from semel.render.chat.messages import Conversation
 from semel.render.chat.template_messages import transcribe
 from tests.effort import examples
 
@@ -115,12 +116,7 @@ def test_text_gives_the_tokens_of_transformers(tokenizer: Tokenizer, reference: 
 @EXAMPLES
 @given(data=st.data(), continued=st.booleans())
 def test_chats_give_the_tokens_of_transformers(
-    folder: Path,
-    override: str | None,
-    renderer: ChatRenderer,
-    reference: Any,
-    data: st.DataObject,
-    continued: bool,
+    folder: Path, override: str | None, renderer: ChatRenderer, reference: Any, data: st.DataObject, continued: bool
 ) -> None:
     conversation = Conversation.parse(data.draw(chats(folder.name)))
     shown = transcribe(conversation, content_format=renderer.template.content_format, insertion=insertion)

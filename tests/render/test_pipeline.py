@@ -95,7 +95,8 @@ async def test_a_clip_fills_the_encoder_of_an_encoder_decoder_A6(tiny: Folder) -
         file.setparams((1, 2, 16_000, 8_000, "NONE", ""))
         file.writeframes(bytes(16_000))
     whisper = compose_pipeline(tiny("whisper"), Target("float32"), Key(bytes(32)))
-    rendered = await whisper.transcription(Media("audio", buffer.getvalue()), "<|startoftranscript|>")
+    draft = whisper.read_transcription(Media("audio", buffer.getvalue()), "<|startoftranscript|>")
+    rendered = await whisper.render(draft)
     assert rendered.prompt.encoder_token_ids == (0,) * 1_500
     assert rendered.prompt.timeline.window(3, 4) == (0, 1)
     assert len(rendered.prompt.token_ids) == 1

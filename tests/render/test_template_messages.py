@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.core import Modality
-from semel.render import Conversation
+from semel.render.chat.messages import Conversation
 from semel.render.chat.template_messages import transcribe, without_developer
 
 IMAGE = {"type": "image_url", "image_url": "data:image/png;base64,YWJj", "fps": 2}
@@ -30,10 +30,7 @@ def test_items_stay_between_their_texts_if_the_engine_interleaves_them() -> None
         shown = transcribe(conversation, content_format="string", insertion=insertion, interleaves=interleaves)
         return [message["content"] for message in shown]
 
-    assert contents(interleaves=True) == [
-        "a\n<image>\nb\nAudio 1: <audio>\nc",
-        "Audio 2: <audio>\nd\n<image>",
-    ]
+    assert contents(interleaves=True) == ["a\n<image>\nb\nAudio 1: <audio>\nc", "Audio 2: <audio>\nd\n<image>"]
     assert contents(interleaves=False) == [  # the flag that is lost
         "<image>\nAudio 1: <audio>\na\nb\nc",
         "Audio 2: <audio>\n<image>\nd",

@@ -24,6 +24,7 @@ from PIL import Image
 from semel.core import Contract
 from semel.errors import ConfigError, InvalidRequest
 from semel.media.decode import audio, image
+from semel.media.decode.limits import DecodeLimits
 from semel.media.fetch.download import Downloader
 from semel.media.fetch.policy import AddressScope, MediaPolicy
 from semel.media.fetch.url import WebUrl
@@ -328,7 +329,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "S8 sizes are not checked": Mutant(
         lambda: s8.test_an_image_without_extent_is_refused_before_any_processor_S8((1, 1)),
-        ((image, "_check_size", lambda *_: None),),
+        ((DecodeLimits, "check_size", lambda *_, **__: None),),
     ),
     "S9 no contract": Mutant(
         lambda: s9.test_a_wrong_feature_is_never_injected(next(iter(s9.WRONG.values()))),

@@ -22,8 +22,9 @@ from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
 from semel.render.file_sources import FileSources
-from semel.store.protocol import FRONTEND, Payer
-from semel.store.store import ObjectMediaStore
+from semel.store.objects import BucketObjects
+from semel.store.store import MediaStore
+from semel.store.upload import FRONTEND, Payer
 from tests.frontend.rig import KEY, Rig, rig
 from tests.operations import counting_operations
 from tests.render.conftest import folder, parts_renderer
@@ -36,7 +37,7 @@ FILES = "/v1/files"
 PAIRS = 2
 
 
-class PlainObjects:
+class PlainObjects(BucketObjects):
     """Objects in a dictionary."""
 
     errors = 0
@@ -78,7 +79,7 @@ async def world(home: Path, renderer: ChatRenderer) -> AsyncIterator[Rig]:
     drawing = Drawing(renderer, LruCache(256 * FEATURE_BYTES))
     keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
     async with rig(home, drawing.pipeline, engine_bytes=256 * FEATURE_BYTES, keys=keys) as made:
-        store = ObjectMediaStore(PlainObjects(), key=KEY, capacity_bytes=1 << 30, ttl_s=1_000_000)
+        store = MediaStore(PlainObjects(), key=KEY, capacity_bytes=1 << 30, ttl_s=1_000_000)
         await store.refresh()
         made.service.media_store, serving = store, made.service.serving()
         made.service.refusals = RefusalLimits(per_s=0)  # or refusals would wait, by the clock
@@ -203,15 +204,15 @@ async def test_a_mutant_that_looks_at_a_foreign_file_a_little_longer_is_found_by
     tmp_path: Path, parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer is the same: only the clock tells."""
-    find = ObjectMediaStore.find
+    find = MediaStore.find
 
-    async def mutant(self: ObjectMediaStore, tenant: str, digest: Any) -> Any:
+    async def mutant(self: MediaStore, tenant: str, digest: Any) -> Any:
         if digest in self._index._entries:
             for _ in range(3):
                 pass
         return await find(self, tenant, digest)
 
-    monkeypatch.setattr(ObjectMediaStore, "find", mutant)
+    monkeypatch.setattr(MediaStore, "find", mutant)
     async with world(tmp_path, parts_renderer) as app:
         with pytest.raises(AssertionError):
             await check_steps(app, uploaded, lambda one: ("GET", f"{FILES}/{one}", {}), pairs=1)

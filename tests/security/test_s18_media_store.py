@@ -26,7 +26,7 @@ from semel.render import ChatRenderer
 from semel.render.file_sources import FileSources
 from semel.store import objects as objects_module
 from semel.store.objects import BucketObjects
-from semel.store.protocol import Payer, no_pin
+from semel.store.upload import Payer, no_pin
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import KEY, Rig, rig
 from tests.render.conftest import folder, parts_renderer

@@ -308,7 +308,7 @@ async def test_the_segment_cannot_be_opened_through_the_parent_and_can_without_t
 ) -> None:
     memory = SharedCache.create(1 << 20)
     try:
-        path = {"path": f"/proc/{os.getpid()}/fd/{memory.fileno()}"}
+        path = {"path": f"/proc/{os.getpid()}/fd/{memory.segment.fileno()}"}
         assert not (await attempt(captured, "overwrite", path))[0]
         assert memory.segment.memory[:1] == b"\0"
         assert (await attempt(control, "overwrite", path))[0] or _yama()

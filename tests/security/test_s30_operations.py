@@ -13,7 +13,7 @@ from semel.core import Tenant
 from semel.render.file_sources import FileSources
 from semel.store import objects as objects_module
 from semel.store.objects import BucketObjects
-from semel.store.protocol import Payer
+from semel.store.upload import Payer
 from tests.store.stores import FaultyObjects, in_memory, store_over, upload_of
 from tests.waiting import until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semel.core import Digest
-from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, NoRoom, Order, Page
+from semel.store.names import StoredFile
 from tests.fairness.model import Model as Room
 from tests.fairness.model import Piece
 

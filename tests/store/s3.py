@@ -16,11 +16,7 @@ from semel.lab.bench.ports import free_port
 __all__ = ["BUCKET", "S3_VARIABLES", "s3_process", "s3_server"]
 
 BUCKET: Final = "media"
-S3_VARIABLES: Final = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_REGION": "us-east-1",
-}
+S3_VARIABLES: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 _START_S: Final = 120.0
 
 

@@ -13,10 +13,10 @@ from obstore.store import LocalStore, MemoryStore
 
 from semel.core import Key
 from semel.errors import MediaStoreUnavailable
-from semel.store.file import StoredFile
-from semel.store.objects import BucketObjects, Objects, OnEnd
-from semel.store.protocol import FRONTEND, Payer, Upload
-from semel.store.store import ObjectMediaStore
+from semel.store.names import StoredFile
+from semel.store.objects import BucketObjects, OnEnd
+from semel.store.store import MediaStore
+from semel.store.upload import FRONTEND, Payer, Upload
 
 KEY = Key(bytes(range(32)))
 MIB = 1 << 20
@@ -33,10 +33,10 @@ class Clock:
         return self.now_s
 
 
-class FaultyObjects:
+class FaultyObjects(BucketObjects):
     """Objects that can be gone, full, or slow."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: BucketObjects) -> None:
         self.objects = objects
         self.fault: str = ""
         self.calls: list[str] = []
@@ -119,9 +119,14 @@ def in_memory() -> BucketObjects:
 
 
 async def store_over(
-    objects: Objects, clock: Clock | None = None, *, capacity_bytes: int = 64 * MIB, ttl_s: int = 10_000, key: Key = KEY
-) -> ObjectMediaStore:
-    store = ObjectMediaStore(objects, key=key, capacity_bytes=capacity_bytes, ttl_s=ttl_s, clock=clock or Clock())
+    objects: BucketObjects,
+    clock: Clock | None = None,
+    *,
+    capacity_bytes: int = 64 * MIB,
+    ttl_s: int = 10_000,
+    key: Key = KEY,
+) -> MediaStore:
+    store = MediaStore(objects, key=key, capacity_bytes=capacity_bytes, ttl_s=ttl_s, clock=clock or Clock())
     await store.refresh()
     return store
 
@@ -130,7 +135,7 @@ def upload_of(data: bytes, name: str = "a.png", purpose: str = "vision", ttl_s: 
     return Upload(data, blake3(data).digest(), name, purpose, ttl_s)
 
 
-async def all_of(store: ObjectMediaStore, tenant: str = "acme") -> list[StoredFile]:
+async def all_of(store: MediaStore, tenant: str = "acme") -> list[StoredFile]:
     page = await store.page(tenant, limit=1_000, order="asc")
     assert page is not None
     return list(page.files)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.store.clock import FileClock
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
 from tests.store.stores import KEY, MIB, all_of, on_disk, upload_of
 
 DAY_S = 86_400.0
@@ -36,7 +36,7 @@ def file_clock(machine: Machine) -> Callable[[], float]:
 async def kept_after_a_jump(folder: Path, jump_s: float, clock_of: Callable[[Machine], Callable[[], float]]) -> int:
     """The files of two tenants that are left when the clock is wrong for a second, and right again."""
     machine = Machine()
-    store = ObjectMediaStore(
+    store = MediaStore(
         on_disk(folder), key=KEY, capacity_bytes=64 * MIB, ttl_s=int(30 * DAY_S), clock=clock_of(machine)
     )
     await store.refresh()

@@ -13,7 +13,7 @@ from semel.errors import MediaTooLarge
 from semel.store.index import SMALLEST_BYTES
 from semel.store.names import file_id, object_path, owner_name
 from semel.store.objects import BucketObjects, open_objects
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
 from tests.store.s3 import BUCKET, S3_VARIABLES, s3_server
 from tests.store.stores import TIMEOUT_S, Clock, all_of, in_memory, on_disk, store_over, upload_of
 
@@ -44,16 +44,16 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-async def store(objects: BucketObjects, clock: Clock) -> AsyncIterator[ObjectMediaStore]:
+async def store(objects: BucketObjects, clock: Clock) -> AsyncIterator[MediaStore]:
     yield await store_over(objects, clock)
 
 
-async def read(store: ObjectMediaStore, tenant: str, digest: Digest) -> bytes | None:
+async def read(store: MediaStore, tenant: str, digest: Digest) -> bytes | None:
     found = await store.read(tenant, digest, lambda _: None)
     return None if found is None else bytes(found[1])
 
 
-async def test_what_is_stored_is_found_read_and_listed(store: ObjectMediaStore, clock: Clock) -> None:
+async def test_what_is_stored_is_found_read_and_listed(store: MediaStore, clock: Clock) -> None:
     file = await store.put("acme", upload_of(b"pixels", "screen 1.png"))
     assert (file.nbytes, file.name, file.purpose) == (6, "screen 1.png", "vision")
     assert (file.created_s, file.expires_s) == (clock.now_s, clock.now_s + 10_000)
@@ -62,14 +62,14 @@ async def test_what_is_stored_is_found_read_and_listed(store: ObjectMediaStore, 
     assert await all_of(store) == [file]
 
 
-async def test_an_empty_and_a_large_file_are_stored(store: ObjectMediaStore) -> None:
+async def test_an_empty_and_a_large_file_are_stored(store: MediaStore) -> None:
     for data in (b"", os.urandom(6_000_000)):
         file = await store.put("acme", upload_of(data))
         assert await read(store, "acme", file.id) == data
 
 
 async def test_the_same_bytes_are_the_same_file_with_the_latest_name_and_the_later_expiry(
-    store: ObjectMediaStore, clock: Clock
+    store: MediaStore, clock: Clock
 ) -> None:
     first = await store.put("acme", upload_of(b"pixels", "a.png"))
     clock.now_s += 100
@@ -83,7 +83,7 @@ async def test_the_same_bytes_are_the_same_file_with_the_latest_name_and_the_lat
     assert await all_of(store) == [later]
 
 
-async def test_a_tenant_has_its_own_files_only_S12(store: ObjectMediaStore) -> None:
+async def test_a_tenant_has_its_own_files_only_S12(store: MediaStore) -> None:
     theirs = await store.put("acme", upload_of(b"pixels"))
     ours = await store.put("umbra", upload_of(b"pixels"))
     assert ours.id != theirs.id
@@ -95,7 +95,7 @@ async def test_a_tenant_has_its_own_files_only_S12(store: ObjectMediaStore) -> N
     assert await read(store, "acme", theirs.id) == b"pixels"
 
 
-async def test_what_is_deleted_is_gone_also_from_the_objects(store: ObjectMediaStore, objects: BucketObjects) -> None:
+async def test_what_is_deleted_is_gone_also_from_the_objects(store: MediaStore, objects: BucketObjects) -> None:
     file = await store.put("acme", upload_of(b"pixels"))
     assert await store.delete("acme", file.id)
     assert not await store.delete("acme", file.id)
@@ -105,7 +105,7 @@ async def test_what_is_deleted_is_gone_also_from_the_objects(store: ObjectMediaS
 
 
 async def test_what_has_expired_is_gone_at_once_and_soon_from_the_objects(
-    store: ObjectMediaStore, objects: BucketObjects, clock: Clock
+    store: MediaStore, objects: BucketObjects, clock: Clock
 ) -> None:
     short = await store.put("acme", upload_of(b"short", ttl_s=50))
     long = await store.put("acme", upload_of(b"long", ttl_s=99_999))
@@ -131,7 +131,7 @@ async def test_the_oldest_files_go_when_the_store_is_full(objects: BucketObjects
         await store.put("acme", upload_of(bytes(5 * SMALLEST_BYTES)))
 
 
-async def test_files_are_listed_page_by_page_in_either_order(store: ObjectMediaStore, clock: Clock) -> None:
+async def test_files_are_listed_page_by_page_in_either_order(store: MediaStore, clock: Clock) -> None:
     files = []
     for one in range(5):
         clock.now_s += 1
@@ -147,7 +147,7 @@ async def test_files_are_listed_page_by_page_in_either_order(store: ObjectMediaS
     assert list(page.files) == [files[1], files[3]]
 
 
-async def test_a_restart_finds_every_file_again(store: ObjectMediaStore, objects: BucketObjects, clock: Clock) -> None:
+async def test_a_restart_finds_every_file_again(store: MediaStore, objects: BucketObjects, clock: Clock) -> None:
     files = []
     for one in range(5):
         clock.now_s += 1
@@ -158,7 +158,7 @@ async def test_a_restart_finds_every_file_again(store: ObjectMediaStore, objects
     assert [await read(again, "acme", file.id) for file in files[::2]] == [bytes([one]) for one in (0, 2, 4)]
 
 
-async def test_two_frontends_share_a_store(store: ObjectMediaStore, objects: BucketObjects, clock: Clock) -> None:
+async def test_two_frontends_share_a_store(store: MediaStore, objects: BucketObjects, clock: Clock) -> None:
     other = await store_over(objects, clock)
     file = await store.put("acme", upload_of(b"pixels"))
     assert await read(other, "acme", file.id) == b"pixels"
@@ -184,17 +184,13 @@ async def test_fleets_with_different_keys_keep_apart_and_share_the_room(objects:
     assert len(await all_of(one)) == 2
 
 
-async def test_bytes_that_are_not_those_of_the_id_are_no_file_S11(
-    store: ObjectMediaStore, objects: BucketObjects
-) -> None:
+async def test_bytes_that_are_not_those_of_the_id_are_no_file_S11(store: MediaStore, objects: BucketObjects) -> None:
     file = await store.put("acme", upload_of(b"pixels"))
     await objects.put(object_path(file), b"forged")
     assert await read(store, "acme", file.id) is None
 
 
-async def test_objects_of_others_in_the_same_bucket_are_left_alone(
-    store: ObjectMediaStore, objects: BucketObjects
-) -> None:
+async def test_objects_of_others_in_the_same_bucket_are_left_alone(store: MediaStore, objects: BucketObjects) -> None:
     digest = file_id(b"x", "acme", Key(bytes(range(32))))
     strange = f"media-1/{owner_name('acme', Key(bytes(range(32))))}/{digest.hex()}/backup.tar"
     for path in ("media-1/readme.txt", strange, "elsewhere/a.png"):
@@ -206,7 +202,7 @@ async def test_objects_of_others_in_the_same_bucket_are_left_alone(
         assert bytes(await objects.get(path, 6) or b"") == b"theirs"
 
 
-async def test_the_bytes_of_a_file_are_spent_before_they_are_read(store: ObjectMediaStore) -> None:
+async def test_the_bytes_of_a_file_are_spent_before_they_are_read(store: MediaStore) -> None:
     file = await store.put("acme", upload_of(b"pixels"))
     spent: list[int] = []
 

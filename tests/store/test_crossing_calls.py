@@ -9,11 +9,11 @@ import pytest
 
 from semel.errors import MediaStoreUnavailable
 from semel.store import objects as objects_module
-from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES
+from semel.store.names import StoredFile
 from semel.store.objects import BucketObjects
-from semel.store.protocol import FRONTEND, Payer, Pin, Upload, no_pin
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
+from semel.store.upload import FRONTEND, Payer, Pin, Upload, no_pin
 from tests.store.stores import KEY, Clock, FaultyObjects, HungDisk, all_of, in_memory, store_over, upload_of
 from tests.waiting import until
 
@@ -29,7 +29,7 @@ async def charges_of_a_write_that_its_client_left() -> tuple[int, int, int]:
         await sending
     left = store._index.nbytes
     disk.woken.set()
-    await until(lambda: not store._objects._abandoned)  # type: ignore[attr-defined]
+    await until(lambda: not store._objects._abandoned)
     return left, store._index.nbytes, len(await all_of(store))
 
 
@@ -91,7 +91,7 @@ async def test_a_file_that_is_larger_than_all_that_may_be_held_at_once_is_stored
     assert {file.nbytes for file in files} == {6, 4}
 
 
-async def calls_before_a_write(kind: type[ObjectMediaStore]) -> list[str]:
+async def calls_before_a_write(kind: type[MediaStore]) -> list[str]:
     """What is asked of the objects by an upload while another tenant's files have expired, up to its own write."""
     faulty, clock = FaultyObjects(in_memory()), Clock()
     store = kind(faulty, key=KEY, capacity_bytes=8 * SMALLEST_BYTES, ttl_s=100, clock=clock)
@@ -107,7 +107,7 @@ async def calls_before_a_write(kind: type[ObjectMediaStore]) -> list[str]:
     return before
 
 
-class ExpiresFirst(ObjectMediaStore):
+class ExpiresFirst(MediaStore):
     """The wrong implementation: an upload waits until all that has expired is deleted."""
 
     async def put(self, tenant: str, upload: Upload, pin: Pin = no_pin) -> StoredFile:
@@ -116,7 +116,7 @@ class ExpiresFirst(ObjectMediaStore):
 
 
 async def test_an_upload_has_the_room_of_what_has_expired_without_waiting_for_its_deletion() -> None:
-    assert await calls_before_a_write(ObjectMediaStore) == ["list"]
+    assert await calls_before_a_write(MediaStore) == ["list"]
 
 
 async def test_mutant_an_upload_that_deletes_what_has_expired_waits_for_every_file_of_others() -> None:
@@ -126,7 +126,7 @@ async def test_mutant_an_upload_that_deletes_what_has_expired_waits_for_every_fi
 class Renewing(FaultyObjects):
     """The file is uploaded again whenever it has been looked up and is about to be read."""
 
-    store: ObjectMediaStore
+    store: MediaStore
     renewals = 1
 
     async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:

@@ -12,10 +12,10 @@ import pytest
 
 from semel.aio import at_once
 from semel.core import Digest
-from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, FileIndex, NoRoom
-from semel.store.protocol import FRONTEND, Payer
-from semel.store.store import ObjectMediaStore
+from semel.store.names import StoredFile
+from semel.store.store import MediaStore
+from semel.store.upload import FRONTEND, Payer
 from tests.store.stores import FaultyObjects, all_of, in_memory, store_over, upload_of
 
 FILES = 163_840
@@ -113,7 +113,7 @@ async def unindexed(monkeypatch: pytest.MonkeyPatch | None) -> int:
     objects = SlowDeletion()
     store = await store_over(objects, capacity_bytes=8 * SMALLEST_BYTES)
     if monkeypatch is not None:
-        monkeypatch.setattr(ObjectMediaStore, "_evict", lambda self, files: self._try_to_delete(files, FRONTEND))
+        monkeypatch.setattr(MediaStore, "_evict", lambda self, files: self._try_to_delete(files, FRONTEND))
     for number in range(8):
         await store.put("acme", upload_of(bytes([number])))
     putting = asyncio.create_task(store.put("umbra", upload_of(bytes(4 * SMALLEST_BYTES))))

@@ -14,10 +14,10 @@ from semel.core import Digest
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
 from semel.fairness.tenant_lru import TenantLru
 from semel.store import store as store_module
-from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, FileIndex, NoRoom
+from semel.store.names import StoredFile
 from semel.store.objects import BucketObjects, open_objects
-from semel.store.store import ObjectMediaStore
+from semel.store.store import MediaStore
 from tests.store.disks import DISK_BYTES, SmallDisk, mounted_disk
 from tests.store.stores import TIMEOUT_S, all_of, store_over, upload_of
 
@@ -45,17 +45,17 @@ def data(number: int, nbytes: int = FILE_BYTES) -> bytes:
     return bytes([number]) * nbytes
 
 
-async def put(store: ObjectMediaStore, tenant: str, numbers: Iterable[int]) -> list[StoredFile]:
+async def put(store: MediaStore, tenant: str, numbers: Iterable[int]) -> list[StoredFile]:
     return [await store.put(tenant, upload_of(data(number))) for number in numbers]
 
 
-async def kept(store: ObjectMediaStore, tenant: str, files: list[StoredFile]) -> list[int]:
+async def kept(store: MediaStore, tenant: str, files: list[StoredFile]) -> list[int]:
     """Which files can be read, by their places; what is read is what was stored."""
     found = [await store.read(tenant, file.id, lambda _: None) for file in files]
     return [place for place, one in enumerate(found) if one is not None and one[0] == files[place]]
 
 
-def sample(store: ObjectMediaStore, name: str) -> float:
+def sample(store: MediaStore, name: str) -> float:
     return next(value for metric, value, _ in store.samples() if metric.name == f"semel_media_store_{name}")
 
 
@@ -73,7 +73,7 @@ async def test_a_tenant_alone_loses_its_oldest_files_and_no_upload_fails(objects
     assert {file.id for file in await all_of(again)} == {files[place].id for place in left}
 
 
-async def flooded(store: ObjectMediaStore) -> tuple[list[int], list[int]]:
+async def flooded(store: MediaStore) -> tuple[list[int], list[int]]:
     """Umbra stores three files after acme has filled the disk, and acme ten more. Which ones each has then."""
     acmes = await put(store, "acme", range(FIT))
     umbras = await put(store, "umbra", range(3))

@@ -13,8 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from semel.core import Digest
 from semel.fairness.tenant_lru import TenantLru
-from semel.store.file import StoredFile
 from semel.store.index import SMALLEST_BYTES, FileIndex, NoRoom, newest, renewed
+from semel.store.names import StoredFile
 from tests.effort import examples
 from tests.store.model import OWNERS, Model, digest_of, file_from
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from semel.store.index import SMALLEST_BYTES
-from semel.store.objects import Objects, open_objects
+from semel.store.objects import open_objects
 from tests.store.s3 import BUCKET, S3_VARIABLES, s3_server
 from tests.store.stores import TIMEOUT_S, all_of, store_over
 
@@ -25,8 +25,8 @@ CHILD = """
 import asyncio, sys
 from semel.store.index import SMALLEST_BYTES
 from semel.store.objects import open_objects
-from semel.store.protocol import FRONTEND
-from semel.store.store import ObjectMediaStore
+from semel.store.upload import FRONTEND
+from semel.store.store import MediaStore
 from tests.store.stores import FaultyObjects, store_over, upload_of
 
 place, kind, location = sys.argv[1:]
@@ -46,7 +46,7 @@ class Waiting(FaultyObjects):
             await super().delete([path], payer=payer)
             await self.wait("delete", "after")
 
-class DeletesFirst(ObjectMediaStore):
+class DeletesFirst(MediaStore):
     async def put(self, tenant, upload, *pin):
         page = await self.page(tenant, limit=100)
         await self._try_to_delete([file for file in page.files if file.name == "kept.png"], FRONTEND)
@@ -99,7 +99,7 @@ def kill_at(place: str, kind: str, location: str, environment: Mapping[str, str]
 async def names_after(place: str, location: str, kind: str = "") -> list[str]:
     """The names of the files that a frontend finds after that. Each is whole, and has one object."""
     await asyncio.to_thread(kill_at, place, kind, location, os.environ)
-    objects: Objects = open_objects(location, TIMEOUT_S)
+    objects = open_objects(location, TIMEOUT_S)
     store = await store_over(objects, capacity_bytes=4 * SMALLEST_BYTES)
     files = await all_of(store)
     for file in files:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core import Digest, Key
-from semel.store.file import StoredFile
 from semel.store.names import (
     MAX_NAME_BYTES,
     PURPOSES,
+    StoredFile,
     file_id,
     matches_content,
     object_path,

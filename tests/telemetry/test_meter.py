@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from semel.telemetry import METRICS, Meter, Metric
 from tests.waiting import until
 
-VISITS = Metric("semel_visits_total", "counter", "Visits.", ("door",))
+VISITS = Metric("semel_visits_total", "Visits.", ("door",))
 
 
 def shown(meter: Meter) -> dict[tuple[str, str], float]:
@@ -35,7 +35,9 @@ def test_the_table_names_every_metric_once_and_with_its_kind() -> None:
     assert len(set(names)) == len(names)
     borrowed = {"vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total"}  # for dashboards that exist (D8)
     assert all(metric.name.startswith("semel_") for metric in METRICS if metric.name not in borrowed)
-    assert all(metric.name.endswith("_total") == (metric.kind == "counter") for metric in METRICS)
+    shaped = {kind: sum(metric.kind == kind for metric in METRICS) for kind in ("counter", "gauge", "histogram")}
+    assert shaped["histogram"] == sum(bool(metric.buckets) for metric in METRICS) > 0
+    assert shaped["counter"] == sum(name.endswith("_total") for name in names) > 0
 
 
 async def test_metrics_of_another_registry_follow_under_their_own_names_and_only_those_with_the_prefix() -> None:
@@ -91,7 +93,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from semel.telemetry import Meter, Metric
 meter, of_all = Meter(), CollectorRegistry()
 MultiProcessCollector(of_all)
-meter.count(Metric("semel_visits_total", "counter", "Visits."), amount=2)
+meter.count(Metric("semel_visits_total", "Visits."), amount=2)
 Counter("vllm:steps", "Steps.", ["engine"]).labels("0").inc(3)
 meter.export({registry}, prefix="vllm:")
 print(asyncio.run(meter.scrape()).decode())

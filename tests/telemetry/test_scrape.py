@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from semel.telemetry import Meter, Metric
 from semel.telemetry.scrape import Scrape, quantile
 
-VISITS = Metric("semel_visits_total", "counter", "Visits.", ("door", "day"))
-STAY = Metric("semel_stay_seconds", "histogram", "Stay.", ("door",), (0.1, 1.0, 10.0))
+VISITS = Metric("semel_visits_total", "Visits.", ("door", "day"))
+STAY = Metric("semel_stay_seconds", "Stay.", ("door",), (0.1, 1.0, 10.0))
 BOUNDS = (*STAY.buckets, float("inf"))
 
 

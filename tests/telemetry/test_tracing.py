@@ -215,7 +215,7 @@ def test_the_service_is_named_by_the_environment_or_by_us(monkeypatch: pytest.Mo
     for variable, expected in (("", "semel-worker"), ("mine", "mine")):
         monkeypatch.setenv("OTEL_SERVICE_NAME", variable)
         tracing = OtlpTracing.sending(Kept(), "semel-worker")
-        assert tracing.resource["service.name"] == expected
+        assert tracing._provider.resource.attributes["service.name"] == expected
         asyncio.run(tracing.close())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from semel.web.address import bind
+from semel.web.listener import bind
 
 
 def bound_without_a_protocol(host: str, port: int) -> socket.socket:

@@ -109,21 +109,24 @@ def test_what_is_allowed_depends_on_address_keys_and_names() -> None:
     assert not is_allowed_host("example.com", named)
 
 
+async def status_of(app: HostCheck, *headers: tuple[bytes, bytes]) -> int:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "client": ("127.0.0.1", 1)}
+    await app(scope, None, send)  # type: ignore[arg-type]
+    return int(sent[0]["status"])
+
+
 async def check_rebinding(allowed: tuple[str, ...]) -> None:
     """A page at evil.example whose name has become 127.0.0.1 reads nothing."""
     counted: list[str] = []
     app = HostCheck(Echo(), allowed, (), counted.append)
 
     async def ask(*hosts: str) -> int:
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        headers = [(b"host", host.encode()) for host in hosts]
-        scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "client": ("127.0.0.1", 1)}
-        await app(scope, None, send)  # type: ignore[arg-type]
-        return int(sent[0]["status"])
+        return await status_of(app, *((b"host", host.encode()) for host in hosts))
 
     assert [await ask("localhost:8000"), await ask()] == [200, 200]
     assert [await ask("evil.example:8000"), await ask("localhost", "evil.example")] == [421, 421]
@@ -136,14 +139,7 @@ async def check_foreign_pages(allowed: tuple[str, ...], origins: tuple[str, ...]
     app = HostCheck(Echo(), allowed, origins, counted.append)
 
     async def ask(*headers: tuple[bytes, bytes]) -> int:
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", b"127.0.0.1:8000"), *headers]}
-        await app({**scope, "client": ("127.0.0.1", 1)}, None, send)  # type: ignore[arg-type]
-        return int(sent[0]["status"])
+        return await status_of(app, (b"host", b"127.0.0.1:8000"), *headers)
 
     ours = [b"http://localhost:3000", b"http://127.0.0.1:8000", b"https://[::1]:8000", *map(str.encode, origins)]
     assert [await ask()] + [await ask((b"origin", one)) for one in ours] == [200] * (len(ours) + 1)

@@ -129,14 +129,6 @@ async def test_a_naive_server_waits_for_headers_for_ever_S18() -> None:
         await serving
 
 
-async def test_a_connection_that_asks_nothing_is_closed_S18() -> None:
-    async with served(App(), idle_s=0.1) as made:
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        assert await all_of(reader) == b""
-        writer.close()
-    assert made.counted == []
-
-
 async def test_one_that_has_asked_and_waits_is_not() -> None:
     app = App()
     async with served(app, idle_s=0.1, headers_s=0.1) as made:

@@ -29,7 +29,7 @@ from semel.interchange.safetensors import write
 from semel.settings.secrets import create_key
 from semel.telemetry import Meter
 from semel.telemetry.meter import Metric
-from semel.web.address import bind
+from semel.web.listener import bind
 from semel.worker.admin import AdminKey, create_admin_app
 from tests.worker.stored import CONTRACT, Store, clip, digest_of, image, wrong
 
@@ -41,8 +41,8 @@ INJECT, RESET = "/v1/mm_cache/inject", "/v1/mm_cache/reset"
 OCTETS = {"content-type": "application/octet-stream"}
 BEARER = {"authorization": f"Bearer {KEY}"}
 LABELS = ("model", "modality", "tier")
-QUERIES = Metric("semel_mm_cache_queries_total", "counter", "Items that were looked up.", LABELS)
-HITS = Metric("semel_mm_cache_hits_total", "counter", "Items that were there.", LABELS)
+QUERIES = Metric("semel_mm_cache_queries_total", "Items that were looked up.", LABELS)
+HITS = Metric("semel_mm_cache_hits_total", "Items that were there.", LABELS)
 
 
 @dataclass
@@ -197,7 +197,7 @@ def test_an_admin_key_that_could_be_guessed_or_not_be_sent_is_refused_S17(key: s
 
 
 def test_metrics_and_health_need_no_key(served: Served) -> None:
-    served.meter.count(Metric("semel_seen_total", "counter", "Seen."))
+    served.meter.count(Metric("semel_seen_total", "Seen."))
     assert httpx.get(f"{served.url}/health").status_code == 200
     answer = httpx.get(f"{served.url}/metrics")
     assert "semel_seen_total 1.0" in answer.text

@@ -94,7 +94,7 @@ def _token_ids(conversation: Conversation, options: dict[str, Any], renderer: Ch
 
 
 def _modalities(conversation: Conversation) -> list[Modality]:
-    return [source.modality for source in conversation.sources]
+    return [attachment.source.modality for attachment in conversation.attachments]
 
 
 def _count(token_ids: Any, renderer: ChatRenderer) -> dict[Modality, int]:

@@ -141,13 +141,13 @@ def _downloads(module: Any, is_off: IsOff) -> None:
 
 def _stream(module: Any, is_off: IsOff) -> None:
     piece = module._PIECE_BYTES
-    stream = module.ObjectMediaStore.stream
+    stream = module.MediaStore.stream
 
     async def whole(self: Any, *args: Any) -> Any:
         module._PIECE_BYTES = 1 << 40 if is_off("downloads") else piece
         return await stream(self, *args)
 
-    module.ObjectMediaStore.stream = whole
+    module.MediaStore.stream = whole
 
 
 def _reserve(module: Any, is_off: IsOff) -> None:

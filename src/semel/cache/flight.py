@@ -35,12 +35,8 @@ class Flight(Generic[_K, _V]):
 
     def __init__(self) -> None:
         self._flown: dict[_K, _Flown[_V]] = {}
-        self._joined = 0
-
-    @property
-    def joined(self) -> int:
+        self.joined = 0
         """Number of calls so far that joined another call's work."""
-        return self._joined
 
     def __len__(self) -> int:
         """Number of tasks in flight."""
@@ -50,7 +46,7 @@ class Flight(Generic[_K, _V]):
         """Return the result of `work`, or of equal work in flight."""
         first = True
         while (flown := self._flown.get(key)) is not None:
-            self._joined += first
+            self.joined += first
             first = False
             try:
                 return await self._wait(key, flown)

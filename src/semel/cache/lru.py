@@ -1,16 +1,18 @@
-"""The in-process cache: features where preprocessing left them, bounded in bytes."""
+"""In-process caches: features where preprocessing left them, bounded in bytes, and layouts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, TypeVar
 
 from semel.cache.protocol import SMALLEST_BYTES
-from semel.core import Digest, Feature
+from semel.core import Digest, Feature, Layout, LruMap
 from semel.fairness.tenant_lru import TenantLru
 
-__all__ = ["LruCache", "NoCache"]
+__all__ = ["LayoutCache", "LruCache", "NoCache"]
+
+_K = TypeVar("_K", bound=Hashable)
 
 
 class _Entry(NamedTuple):
@@ -25,7 +27,7 @@ class LruCache:
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._room: TenantLru[Digest] = TenantLru(capacity_bytes, clock)
         self._entries: dict[Digest, _Entry] = {}
-        self._evictions = 0
+        self.evictions = 0
 
     @property
     def capacity(self) -> int:
@@ -36,11 +38,6 @@ class LruCache:
     def nbytes(self) -> int:
         """Bytes of the cached features."""
         return self._room.shares.total
-
-    @property
-    def evictions(self) -> int:
-        """Number of features evicted so far to make room."""
-        return self._evictions
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -101,7 +98,7 @@ class LruCache:
         victims = self._room.victims(tenant, nbytes)
         while not self._room.shares.fits(nbytes):
             self.discard(next(victims))
-            self._evictions += 1
+            self.evictions += 1
         return True
 
 
@@ -110,3 +107,19 @@ class NoCache(LruCache):
 
     def __init__(self) -> None:
         super().__init__(0)
+
+
+class LayoutCache(LruMap[_K, Layout]):
+    """A bounded map from keys to layouts: all that a prompt needs of an item. One thread owns it.
+
+    Its weight is in tokens. A layout is kept as its runs: at most 12 bytes per token, and mostly 150 bytes in all.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, max_entries: int = 65_536, max_tokens: int = 16 << 20) -> None:
+        super().__init__(max_tokens, len, max_entries=max_entries)
+
+    def put(self, key: _K, value: Layout) -> list[_K]:
+        """Store a layout, unless it is larger than the cache. The first layout under a key stays."""
+        return super().put(key, value) if self.get(key) is None else []

@@ -31,7 +31,7 @@ from semel.settings.serve import ServeSettings
 from semel.shutdown import ShutdownSignal
 from semel.telemetry.log_writer import DROPPED
 from semel.telemetry.logs import LogFormat, log_to_stderr
-from semel.web.address import bind
+from semel.web.listener import bind
 from semel.wire.proof import Role
 
 __all__ = ["ServeOptions", "ready_url", "serve"]

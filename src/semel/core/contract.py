@@ -40,16 +40,16 @@ class Rendering:
 
     code_revision: str | None = None
     trust_remote_code: bool = False
-    """Whether code of the model folder runs. A frontend has to be started with the flag too."""
+    """True lets code of the model folder run. A frontend has to be started with the flag too."""
 
     config_format: str = "auto"
     model_impl: str = "auto"
     hf_overrides: Mapping[str, object] | None = None
     media_io_kwargs: Mapping[str, Mapping[str, object]] | None = None
-    """How media are read, by modality: which frames of a video, for example."""
+    """Arguments for reading media, by modality: which frames of a video, for example."""
 
     interleave_mm_strings: bool = False
-    """Whether items stay where they are between texts, if the chat template takes texts only."""
+    """True keeps items where they are between texts, if the chat template takes texts only."""
 
     @property
     def changed(self) -> Mapping[str, object]:
@@ -78,7 +78,7 @@ class Probes:
     """
 
     catalogue: str
-    """Which probes: a hash of their names and media."""
+    """A hash of the probes' names and media."""
 
     results: bytes
     """The hashes of what came out, in the catalogue's order."""
@@ -128,7 +128,7 @@ class AnswerSettings:
 
 
 Normalisation = Literal["processor", "engine"]
-"""Where pixels are normalised: in the processor, which then sends floats, or in the engine, which receives uint8."""
+"""The place where pixels become floats: the processor, which then sends floats, or the engine, which receives uint8."""
 
 _AS_IT_IS: Final = Rendering()
 _NO_SETTINGS: Final = AnswerSettings()
@@ -160,11 +160,8 @@ class Field:
 
     def admits(self, tensor: Tensor) -> bool:
         """Return whether a tensor has this dtype and shape."""
-        return (
-            tensor.dtype == self.dtype
-            and len(tensor.shape) == len(self.shape)
-            and all(mine is None or mine == its for mine, its in zip(self.shape, tensor.shape, strict=True))
-        )
+        sizes = zip(self.shape, tensor.shape, strict=False)
+        return self.has_form_of(tensor) and all(mine is None or mine == its for mine, its in sizes)
 
     def has_form_of(self, tensor: Tensor) -> bool:
         """Return whether a tensor has this dtype and as many dimensions."""
@@ -187,7 +184,7 @@ class Contract:
     """The tensors of one item, by modality and the model's field names."""
 
     max_items: Mapping[Modality, int]
-    """Maximum number of items of one modality in a prompt."""
+    """Of one modality in a prompt."""
 
     max_embeds: int
     """Maximum number of embeddings of one item: the capacity of the engine's encoder cache."""
@@ -205,10 +202,10 @@ class Contract:
     """Further names that clients may call the model by."""
 
     probes: Probes | None = None
-    """What the worker's libraries made of the probes; the fingerprint covers it."""
+    """The results of the worker's libraries; the fingerprint covers them."""
 
     answers: AnswerSettings = _NO_SETTINGS
-    """What else changes answers."""
+    """Other settings that change answers."""
 
     cell: str | UnsetType = UNSET
     """The cell that the worker belongs to, if there are several. Without one, nothing of it is sent."""

@@ -13,7 +13,7 @@ Form: TypeAlias = tuple[int, int, str]
 """Rows, columns and the name of the dtype, such as "torch.float32"."""
 
 FORM_DTYPES: Final = {"torch.float32": 4, "torch.float16": 2, "torch.bfloat16": 2, "torch.float64": 8}
-"""What encoder outputs are made of, and the bytes of each."""
+"""The dtypes of encoder outputs, and the bytes of each."""
 
 
 def form_bytes(form: Form) -> int:
@@ -37,5 +37,4 @@ class PrefetchedOutput:
 
     form: Form
     epoch: int = 0
-    """How often the engine had forgotten all encoder outputs when the blocks were set aside; one of before is not used.
-    """
+    """Times that the engine had forgotten all outputs when the blocks were set aside; no older one is used."""

@@ -118,4 +118,4 @@ class FeatureInfo(Struct, frozen=True, gc=False):
         return cls(feature.modality, feature.nbytes, feature.layout)
 
     def __repr__(self) -> str:
-        return f"Holding({self.modality}, {self.nbytes:,} bytes, {self.layout!r})"
+        return f"FeatureInfo({self.modality}, {self.nbytes:,} bytes, {self.layout!r})"

@@ -1,8 +1,9 @@
 """Flags: each is declared once, on the field of the settings section that it fills.
 
 A section is a frozen dataclass next to its component. `flag` makes one of its fields a flag, with a default, bounds,
-help and a group. A field whose type is a section contains that section's flags. The command line, `--help`, the
-reference page and the tests are generated from `flags_of`. Values only: this module uses no parser and no component.
+help and a group; `GROUP` of a section is that of its flags without one. A field whose type is a section contains that
+section's flags. The command line, `--help`, the reference page and the tests are generated from `flags_of`. Values
+only: this module uses no parser and no component.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ REQUIRED: Final[Any] = MISSING
 """The default of a flag that must be set."""
 
 _KEY: Final = "semel.flag"
+_GROUP: Final = "GROUP"
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB, "t": 1 << 40}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(?:ib)?|b)?", re.IGNORECASE)
 
@@ -83,17 +85,17 @@ class Flag:
     name: str
     """Without dashes: `max-body-bytes`."""
 
-    path: tuple[str, ...]
+    help: str
+    group: Group
+    path: tuple[str, ...] = ()
     """The field names that lead from a command's settings to the value."""
 
-    kind: type
+    kind: type = str
     """The type of one value: int, float, str, bool or Path."""
 
     default: Any
     """As written on a command line, in the flag's unit; `REQUIRED` if there is none."""
 
-    help: str
-    group: Group
     choices: tuple[str, ...] = ()
     is_list: bool = False
     is_positional: bool = False
@@ -104,13 +106,13 @@ class Flag:
     """The field's value is the flag's value times this."""
 
     default_text: str = ""
-    """What happens without the flag, if the default does not show it."""
+    """The behaviour without the flag, if the default does not show it."""
 
     is_secret: bool = False
-    """Whether its values must not be shown in a message."""
+    """True if its values must not be shown in a message."""
 
     is_common: bool = False
-    """Whether the help of a command with many flags shows it."""
+    """True if the help of a command with many flags shows it."""
 
     @property
     def key(self) -> str:
@@ -139,16 +141,6 @@ class Flag:
         if self.unit in ("seconds", "GiB"):
             return "SECONDS" if self.unit == "seconds" else "GIB"
         return {int: "N", float: "NUMBER", Path: "PATH"}.get(self.kind, "TEXT")
-
-    @property
-    def type_name(self) -> str:
-        """The name of the type in the reference."""
-        if self.choices:
-            return " or ".join(f"`{choice}`" for choice in self.choices)
-        if self.unit in ("bytes", "GiB", "seconds"):
-            return {"bytes": "size", "GiB": "GiB", "seconds": "seconds"}[self.unit]
-        name = {int: "integer", float: "number", Path: "path", bool: "switch"}.get(self.kind, "text")
-        return f"{name}, several" if self.is_list and not self.is_positional else name
 
     @property
     def bounds(self) -> str:
@@ -215,7 +207,7 @@ def flag(
     name: str = "",
     *,
     help: str,  # noqa: A002 the usual name in parsers
-    group: Group,
+    group: Group | None = None,
     min: Number | None = None,  # noqa: A002
     max: Number | None = None,  # noqa: A002
     unit: Unit = "",
@@ -226,17 +218,30 @@ def flag(
 ) -> _T:
     """Declare a field as a flag.
 
-    `name` is needed if it differs from the field's name. A flag in GiB fills a field in bytes.
+    `name` is needed if it differs from the field's name, `group` if it differs from the section's `GROUP`. A flag in
+    GiB fills a field in bytes.
     """
-    declared = _Declared(name, help, group, min, max, unit, default_text, is_positional, is_secret, is_common)
+    declared = Flag(
+        name=name,
+        default=default,
+        help=help,
+        group=cast("Group", group),
+        min=min,
+        max=max,
+        unit=unit,
+        default_text=default_text,
+        is_positional=is_positional,
+        is_secret=is_secret,
+        is_common=is_common,
+    )
     return field(default=default, metadata={_KEY: declared})
 
 
 def same_flag(other: type, name: str, *, default: Any = MISSING) -> Any:
     """Declare a field as the same flag as a field of another section, with its default or another one."""
     (found,) = [one for one in fields(other) if one.name == name]
-    declared: _Declared = found.metadata[_KEY]
-    named = replace(declared, name=declared.name or name.replace("_", "-"))
+    declared: Flag = found.metadata[_KEY]
+    named = replace(declared, name=declared.name or name.replace("_", "-"), group=_group(declared, other))
     return field(default=found.default if default is MISSING else default, metadata={_KEY: named})
 
 
@@ -251,10 +256,10 @@ def flags_of(kind: type) -> tuple[Flag, ...]:
     found: list[Flag] = []
     for one in fields(kind):
         if _KEY in one.metadata:
-            found.append(_resolve(one, hints[one.name]))
+            found.append(_resolve(one, hints[one.name], kind))
         elif is_dataclass(hints[one.name]):
             inner = flags_of(cast("type", hints[one.name]))
-            found += [_below(one.name, flag) for flag in inner]
+            found += [replace(flag, path=(one.name, *flag.path)) for flag in inner]
     return tuple(found)
 
 
@@ -287,45 +292,28 @@ def arguments_of(flags: tuple[Flag, ...], values: Mapping[str, Any]) -> list[str
     return arguments
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    """The arguments of `flag`."""
-
-    name: str
-    help: str
-    group: Group
-    min: Number | None
-    max: Number | None
-    unit: Unit
-    default_text: str
-    is_positional: bool
-    is_secret: bool
-    is_common: bool
-
-
-def _resolve(one: Field[Any], hint: Any) -> Flag:
-    declared: _Declared = one.metadata[_KEY]
+def _resolve(one: Field[Any], hint: Any, section: type) -> Flag:
+    """Complete a declared flag with what its field and its section say."""
+    declared: Flag = one.metadata[_KEY]
     kind, choices, is_list = _kind(hint)
     scale = GIB if declared.unit == "GiB" else 1
     default: Any = one.default
-    return Flag(
+    return replace(
+        declared,
         name=declared.name or one.name.replace("_", "-"),
+        group=_group(declared, section),
         path=(one.name,),
         kind=float if scale != 1 else kind,
         default=default / scale if scale != 1 else default,
-        help=declared.help,
-        group=declared.group,
         choices=choices,
         is_list=is_list,
-        is_positional=declared.is_positional,
-        min=declared.min,
-        max=declared.max,
-        unit=declared.unit,
         scale=scale,
-        default_text=declared.default_text,
-        is_secret=declared.is_secret,
-        is_common=declared.is_common,
     )
+
+
+def _group(declared: Flag, section: type) -> Group:
+    own: object = declared.group
+    return cast("Group", own or getattr(section, _GROUP))
 
 
 def _kind(hint: Any) -> tuple[type, tuple[str, ...], bool]:
@@ -337,10 +325,6 @@ def _kind(hint: Any) -> tuple[type, tuple[str, ...], bool]:
     if origin is tuple:
         return arguments[0], (), True
     return (str, arguments, False) if origin is Literal else (hint, (), False)
-
-
-def _below(name: str, inner: Flag) -> Flag:
-    return replace(inner, path=(name, *inner.path))
 
 
 def _build(kind: type[_T], tree: Mapping[str, Any]) -> _T:

@@ -57,19 +57,17 @@ class Layout:
         numbers = unpack_token_ids(token_runs)
         tokens, counts = numbers[::2], numbers[1::2]
         lengths = [] if mask_runs is None else unpack_token_ids(mask_runs)
-        if len(tokens) != len(counts) or min(chain(counts, lengths), default=0) < 0:
+        if len(tokens) != len(counts) or min(chain(counts, lengths[1:]), default=1) < 1 or min(lengths, default=0) < 0:
             raise ValueError("the runs of a layout are broken")
         length = sum(counts)
         if max(length, sum(lengths)) > max_tokens:
             raise ValueError(f"a layout has {length:,} tokens, at most {max_tokens:,} are taken")
         if mask_runs is not None and sum(lengths) != length:
             raise ValueError(f"a layout of {length:,} tokens cannot have a mask over {sum(lengths):,}")
+        if any(map(eq, tokens, tokens[1:])) or lengths == [0]:
+            raise ValueError("a layout came in more runs than it has: equal layouts must have equal runs")
         layout = cls.__new__(cls)
         layout._length = length
-        if 0 in counts or any(map(eq, tokens, tokens[1:])):
-            token_runs = pack_token_ids(_merged_tokens(tokens, counts))
-        if 0 in lengths[1:] or lengths == [0]:
-            mask_runs = pack_token_ids(_merged_lengths(lengths))
         layout.token_runs, layout.mask_runs = token_runs, mask_runs
         layout.num_embeds = length if mask_runs is None else sum(lengths[1::2])
         layout.nbytes = len(token_runs) + len(mask_runs or b"")
@@ -154,34 +152,8 @@ def _mask_of(mask_runs: bytes) -> Mask:
 _cached_mask = lru_cache(_CACHED_MASKS)(_mask_of)
 
 
-def _merged_tokens(tokens: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Runs of which each has tokens, and which differ from their neighbours."""
-    merged: list[int] = []
-    for token, count in zip(tokens, counts, strict=True):
-        if count and merged and merged[-2] == token:
-            merged[-1] += count
-        elif count:
-            merged += (token, count)
-    return merged
-
-
-def _merged_lengths(lengths: Sequence[int]) -> list[int]:
-    """Alternating counts of which only the first may be zero, and only if more follow."""
-    merged: list[int] = []
-    for index, length in enumerate(lengths):
-        if not length:
-            continue
-        if len(merged) % 2 != index % 2:  # the count before was zero
-            if merged:
-                merged[-1] += length
-                continue
-            merged.append(0)
-        merged.append(length)
-    return merged
-
-
 AssemblyKind = Literal["splice", "apply"]
-"""How the items of a modality enter a prompt.
+"""The way in which items of a modality enter a prompt.
 
 `splice`: an item's layout replaces one placeholder token, and nothing else changes. `apply`: the model has rules of its
 own, and its processor applies them: a placeholder of several tokens or none, or text that changes around an item.

@@ -18,10 +18,6 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 
-def _one(_: object) -> int:
-    return 1
-
-
 class LruMap(Generic[_K, _V]):
     """The most recently used values, by key.
 
@@ -31,7 +27,9 @@ class LruMap(Generic[_K, _V]):
 
     __slots__ = ("_values", "_weigh", "max_entries", "max_weight", "weight")
 
-    def __init__(self, max_weight: int, weigh: Callable[[_V], int] = _one, *, max_entries: int = sys.maxsize) -> None:
+    def __init__(
+        self, max_weight: int, weigh: Callable[[_V], int] = lambda _: 1, *, max_entries: int = sys.maxsize
+    ) -> None:
         self.max_weight = max_weight
         self.max_entries = max_entries
         self.weight = 0

@@ -90,7 +90,7 @@ class Placeholder:
     offset: int
     length: int
     mask: Mask | None = None
-    """Which positions take an embedding; None means all."""
+    """The positions that take an embedding; None means all."""
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 0:

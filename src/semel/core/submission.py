@@ -50,7 +50,7 @@ class AnswerParsing:
     """Arguments of the chat template; some of them turn reasoning on or off."""
 
     stream: bool = False
-    """Whether the answer is parsed incrementally."""
+    """True if the answer is parsed incrementally."""
 
 
 PromptLogprob = tuple[float, int | None, str | None]
@@ -73,7 +73,7 @@ class Submission:
     """Separates the request's prefixes in the engine's prefix cache from those of other salts."""
 
     parsing: AnswerParsing | None = None
-    """How to parse the answer; None for plain text."""
+    """None for an answer of plain text."""
 
     priority: int = 0
     """A lower value runs earlier if the engine schedules by priority."""
@@ -96,7 +96,7 @@ class Output(Struct, frozen=True):
     """
 
     index: int
-    """Which of the request's `n` sequences."""
+    """The number of the sequence among the request's `n`."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from semel.core import Digest
 from semel.core.rendezvous import rank
-from semel.embeddings.address import StoreAddress
-from semel.embeddings.breaker import Breaker
 from semel.embeddings.protocol import BlobStore, StoreDown, StoreError, StoreFull
 from semel.embeddings.resp import RespStore
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.errors import ConfigError
 
-__all__ = ["Node", "Nodes", "StoreSuspended", "open_nodes"]
+__all__ = ["Breaker", "Node", "Nodes", "StoreSuspended", "open_nodes"]
+
+_FAILURES: Final = 3
+_FIRST_WAIT_S: Final = 1.0
+_MAX_WAIT_S: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,69 @@ Clock = Callable[[], float]
 
 class StoreSuspended(StoreDown):
     """The store failed a moment ago, and is not asked."""
+
+
+class Breaker:
+    """Circuit breaker for a store that fails. Pure: the clock is passed in. One thread at a time may call it.
+
+    Closed, it lets every call through. After some failures in a row it opens, for 1 s; then one call at a time is let
+    through as a trial. A trial that fails opens it for twice as long, up to a minute. One that succeeds closes it. How
+    long it was open is forgotten only when as many calls have succeeded after that: a store may answer pings only.
+    """
+
+    __slots__ = ("_backoff_s", "_epoch", "_failures", "_is_trial", "_opened_until", "_successes", "_wait_s")
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._wait_s = 0.0
+        """For how long it is open; 0 if it is closed."""
+        self._backoff_s = 0.0
+        """The last value of `_wait_s`; 0 once that is forgotten."""
+        self._successes = 0
+        """Since it was closed."""
+        self._opened_until = 0.0
+        self._is_trial = False
+        self._epoch = 0
+        """Changes whenever the state does: what a call of another state came to says nothing about this one."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the store is taken to be up."""
+        return not self._wait_s
+
+    def begin(self, now: float) -> int | None:
+        """Ask for leave to make a call. Returns a permit for `end`, or None if there must be no call."""
+        if self._wait_s:
+            if self._is_trial or now < self._opened_until:
+                return None
+            self._is_trial = True
+            self._epoch += 1
+        return self._epoch
+
+    def end(self, permit: int, now: float, *, is_ok: bool) -> None:
+        """Say what a call came to. Every permit must end."""
+        if permit != self._epoch:
+            return
+        if is_ok:
+            self._failures = 0
+            if self._wait_s:
+                self._wait_s, self._successes = 0.0, 0
+                self._change()
+            else:
+                self._successes += 1
+                if self._successes >= _FAILURES:
+                    self._backoff_s = 0.0
+            return
+        self._failures += 1
+        if self._wait_s or self._failures >= _FAILURES:
+            self._wait_s = self._backoff_s = min(max(2 * self._backoff_s, _FIRST_WAIT_S), _MAX_WAIT_S)
+            self._opened_until = now + self._wait_s
+            self._change()
+
+    def _change(self) -> None:
+        self._failures = 0
+        self._is_trial = False
+        self._epoch += 1
 
 
 class Node:
@@ -92,9 +158,6 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes)
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def choose(self, name: Digest) -> Node:
         """Return the node that has an entry."""
         return max(self._nodes, key=lambda node: rank(node.name, name))
@@ -140,11 +203,8 @@ def open_nodes(settings: EmbeddingStoreSettings, password: str | None = None) ->
     if not addresses:
         return None
     tls = _tls(settings) if any(address.is_encrypted for address in addresses) else None
-    return Nodes([Node(address.name, _open(address, tls, password)) for address in addresses])
-
-
-def _open(address: StoreAddress, tls: ssl.SSLContext | None, password: str | None) -> RespStore:
-    return RespStore(address, tls=tls if address.is_encrypted else None, password=password)
+    blobs = [RespStore(one, tls=tls if one.is_encrypted else None, password=password) for one in addresses]
+    return Nodes([Node(one.address.name, one) for one in blobs])
 
 
 def _tls(settings: EmbeddingStoreSettings) -> ssl.SSLContext:

@@ -1,12 +1,7 @@
 """Protocol of a store of bytes. Its implementations pass one contract suite.
 
-Calls block and are made from threads. Every call has a deadline, in seconds of `time.monotonic`, and ends by it. What
-goes wrong is one of these::
-
-    StoreError
-    ├── StoreFull          the store takes no more bytes; it can be read from
-    └── StoreDown          it is not there, refuses us, or breaks the protocol
-        └── StoreLate      it did not answer by the deadline
+Calls block and are made from threads. Every call has a deadline, in seconds of `time.monotonic`, and ends by it. All
+failures are `StoreError`s.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ recently are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -48,7 +47,7 @@ class Publishing:
         self._bytes_per_s = bytes_per_s
         self._entries: LruMap[Digest, _Entry] = LruMap(max_items)
         self._ready: dict[Digest, None] = {}
-        """What can be published, in the order in which it came to that."""
+        """Outputs that can be published, in the order in which they came to that."""
         self._in_progress: dict[Digest, _Entry] = {}
         self._free_at = 0.0
         self._is_draining = False
@@ -121,12 +120,9 @@ class Publishing:
         entry = self._entries.get(digest)
         if entry is None:
             entry = _Entry()
-            self._forget(self._entries.put(digest, entry))
+            for forgotten in self._entries.put(digest, entry):
+                self._ready.pop(forgotten, None)
         return entry
-
-    def _forget(self, digests: Iterable[Digest]) -> None:
-        for digest in digests:
-            self._ready.pop(digest, None)
 
     def _admit(self, digest: Digest, entry: _Entry, now: float) -> None:
         is_wanted = self._is_draining or entry.shows >= self._publish_after

@@ -1,8 +1,8 @@
 """A node of the store that speaks RESP: Valkey, Redis, and what is like them.
 
-A client of our own, because the usual ones copy each value two or three times and hold the interpreter while they do: a
-image of 9.8 MB takes them three to ten times the CPU time (docs/internals/embedding-store.md).
-Values go straight between the socket and the given memory.
+A client of our own, because the usual ones copy each value two or three times and hold the interpreter while they do:
+an image of 9.8 MB takes them three to ten times the CPU time (docs/internals/embedding-store.md). Values go straight
+between the socket and the given memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from functools import partial
 from typing import Final
 
 from semel.embeddings.address import StoreAddress
-from semel.embeddings.connection import connect
-from semel.embeddings.pool import Pool
+from semel.embeddings.connection import Pool, connect
 from semel.embeddings.protocol import Chunk, Chunks
 from semel.embeddings.replies import Refusal, Replies, command, put_command
 
@@ -104,9 +103,8 @@ class RespStore:
         if not keys:
             return
         with self._pool.connection(deadline) as connection:
-            replies = connection.replies
             delete = command(b"UNLINK", *keys)
-            connection.exchange([[delete]], lambda: _ignore(replies.count()), window=1, deadline=deadline)
+            connection.exchange([[delete]], connection.replies.count, window=1, deadline=deadline)
 
     def ping(self, deadline: float) -> None:
         """Return if the store answers."""
@@ -161,7 +159,3 @@ def _until(stop: Sequence[object], commands: Iterable[list[bytes]]) -> Iterator[
         if stop:
             return
         yield one
-
-
-def _ignore(_: object) -> None:
-    """Ignore a reply."""

@@ -1,4 +1,12 @@
-"""Format of an entry of the store, and its authentication. Pure.
+"""Names of the store's entries, their format, and their authentication. Pure.
+
+A name is keyed with the fleet key over the encoder's identity and the item's digest (threats S11, S12). So what another
+encoder made has another name, tenants share no name, and a reader of the store can neither compute a name nor
+learn what it stands for. The keys in the store::
+
+    semel:e1:NAME                  the manifest
+    semel:e1:NAME:NONCE:INDEX      one chunk of the writer that the manifest names
+    semel:e1:probe:NAME            the hash of the encoder's probe, sealed
 
 An entry is a manifest of fixed size and chunks of 1 MiB. The manifest has two seals, both keyed blake3 under a key
 that only the fleet has. The first covers the name and the manifest itself, so shape and size are believed, and room
@@ -18,7 +26,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from semel.core import Digest, Form, Key, form_bytes
+from semel.core import Digest, Form, Key, form_bytes, hash_parts
 
 __all__ = [
     "CHUNK_BYTES",
@@ -27,11 +35,22 @@ __all__ = [
     "Header",
     "Manifest",
     "Seal",
+    "chunk_keys",
+    "embedding_name",
+    "manifest_key",
     "open_probe",
     "output_nbytes",
+    "probe_key",
+    "probe_name",
+    "seal_key",
     "seal_probe",
     "split_chunks",
 ]
+
+_NAME_DOMAIN: Final = b"semel.embedding.1"
+_SEAL_DOMAIN: Final = b"semel.embedding.seal.1"
+_PROBE_NAME_DOMAIN: Final = b"semel.embedding.probe.1"
+_ROOT: Final = b"semel:e1:"
 
 CHUNK_BYTES: Final = 1 << 20
 """Larger values keep a store's only thread from others, and arrive more slowly; smaller ones cost more calls."""
@@ -50,6 +69,37 @@ _MAX_BYTES: Final = 1 << 40
 _MANIFEST_DOMAIN: Final = b"manifest"
 _CONTENT_DOMAIN: Final = b"contents"
 _PROBE_DOMAIN: Final = b"theprobe"
+
+
+def embedding_name(key: Key, identity: bytes, digest: Digest) -> Digest:
+    """Return the name of an item's encoder output. `identity` is the encoder's."""
+    return Digest(hash_parts((_NAME_DOMAIN, identity, digest), key).digest())
+
+
+def probe_name(key: Key, identity: bytes) -> Digest:
+    """Return the name of an encoder's probe."""
+    return Digest(hash_parts((_PROBE_NAME_DOMAIN, identity), key).digest())
+
+
+def seal_key(key: Key) -> Key:
+    """Return the key of seals. It is derived from the fleet key, so that a seal is never a name or a digest."""
+    return Key(hash_parts((_SEAL_DOMAIN,), key).digest())
+
+
+def manifest_key(name: Digest) -> bytes:
+    """Return where the manifest of an encoder output is."""
+    return _ROOT + name.hex().encode()
+
+
+def chunk_keys(name: Digest, nonce: bytes, count: int) -> Sequence[bytes]:
+    """Return where the chunks are that a writer with this nonce has written."""
+    prefix = b"%s%s:%s:" % (_ROOT, name.hex().encode(), nonce.hex().encode())
+    return [b"%s%d" % (prefix, index) for index in range(count)]
+
+
+def probe_key(name: Digest) -> bytes:
+    """Return where the hash of an encoder's probe is."""
+    return _ROOT + b"probe:" + name.hex().encode()
 
 
 def output_nbytes(form: Form) -> int | None:
@@ -112,7 +162,6 @@ class Seal:
     def __init__(self, key: Key, name: Digest, header: Header) -> None:
         self._hash = blake3(_CONTENT_DOMAIN + name + header.pack(), key=key.secret)
         self.nbytes = 0
-        """How many bytes were added."""
 
     def add(self, pieces: Iterable[memoryview]) -> None:
         """Add the bytes that follow."""

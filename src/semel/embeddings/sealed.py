@@ -16,7 +16,6 @@ from typing import Final, Literal
 
 from semel.core import Digest, Key
 from semel.core.embedding import Form
-from semel.embeddings.names import chunk_keys, embedding_name, manifest_key, probe_key, probe_name, seal_key
 from semel.embeddings.nodes import Node, Nodes
 from semel.embeddings.protocol import BlobStore, Chunk, StoreDown, StoreError, StoreFull, StoreLate
 from semel.embeddings.seal import (
@@ -25,8 +24,14 @@ from semel.embeddings.seal import (
     Header,
     Manifest,
     Seal,
+    chunk_keys,
+    embedding_name,
+    manifest_key,
     open_probe,
     output_nbytes,
+    probe_key,
+    probe_name,
+    seal_key,
     seal_probe,
     split_chunks,
 )
@@ -84,12 +89,7 @@ class SealedStore:
         self._nodes.revive(timeout_s)
 
     def fetch(
-        self,
-        rows: Mapping[Digest, int],
-        stage: Stage,
-        deadline: float,
-        *,
-        width: tuple[int, str] | None = None,
+        self, rows: Mapping[Digest, int], stage: Stage, deadline: float, *, width: tuple[int, str] | None = None
     ) -> list[Fetched]:
         """Read encoder outputs into memory that `stage` reserves, in the order in which they are asked for.
 
@@ -108,12 +108,7 @@ class SealedStore:
         return [found[digest] for digest in rows]
 
     def publish(
-        self,
-        digest: Digest,
-        form: Form,
-        buffers: Sequence[memoryview],
-        is_intact: Callable[[], bool],
-        deadline: float,
+        self, digest: Digest, form: Form, buffers: Sequence[memoryview], is_intact: Callable[[], bool], deadline: float
     ) -> PublishOutcome:
         """Store an encoder output, which lies in the buffers. `is_intact` says whether they still have it.
 

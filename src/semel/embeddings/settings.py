@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from semel.core.flag import MIB, flag
+from semel.core.flag import MIB, Group, flag
 from semel.embeddings.address import StoreAddress
 from semel.errors import ConfigError
 
@@ -16,25 +17,24 @@ __all__ = ["EmbeddingStoreSettings"]
 class EmbeddingStoreSettings:
     """The store in which workers share encoder outputs."""
 
+    GROUP: ClassVar[Group] = "Embedding store"
+
     locations: str | None = flag(
         None,
         "embedding-store",
         help="Valkey or Redis in which workers share encoder outputs: valkeys://[USER@]HOST:PORT (TLS), "
         "valkey://127.0.0.1:6379 or unix:///PATH; several nodes are separated by commas. Needs --embedding-tier-gb.",
-        group="Embedding store",
         is_common=True,
     )
     password_file: Path | None = flag(
         None,
         "embedding-store-password-file",
         help="File with the password of the embedding store, which nobody else can read.",
-        group="Embedding store",
     )
     ca: Path | None = flag(
         None,
         "embedding-store-ca",
         help="CA certificates that the embedding store's certificate is verified with, a PEM file.",
-        group="Embedding store",
         default_text="the system's",
     )
     plain: bool = flag(
@@ -42,13 +42,11 @@ class EmbeddingStoreSettings:
         "embedding-store-plain",
         help="Connect to an embedding store on another machine without TLS. Images can be reconstructed from "
         "what is sent.",
-        group="Embedding store",
     )
     ttl_s: int = flag(
         86_400,
         "embedding-store-ttl-s",
         help="Seconds until an encoder output in the embedding store expires.",
-        group="Embedding store",
         unit="seconds",
         min=1,
         max=315_360_000,
@@ -57,14 +55,12 @@ class EmbeddingStoreSettings:
         2,
         "embedding-publish-min-requests",
         help="Publish an encoder output after its item has appeared in this many requests.",
-        group="Embedding store",
         min=1,
     )
     fetch_ms: int = flag(
         50,
         "embedding-fetch-ms",
         help="Maximum milliseconds that a request waits for the embedding store; then the engine encodes.",
-        group="Embedding store",
         min=1,
         max=60_000,
     )
@@ -72,7 +68,6 @@ class EmbeddingStoreSettings:
         256,
         "embedding-staging-mb",
         help="MiB of --embedding-tier-gb for encoder outputs that are fetched from the embedding store.",
-        group="Embedding store",
         min=1,
     )
 

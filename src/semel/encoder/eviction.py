@@ -32,13 +32,13 @@ class Entry:
         self.cost = cost
         """Cost of encoding it again, in any unit common to all entries."""
         self.shows = 0
-        """How many times requests began to refer to it, for policies that count this."""
+        """Number of times that requests began to refer to it, for policies that count this."""
         self.referrers: dict[Reference, None] = {}
         """The inputs that refer to it, oldest first."""
         self.planner = planner
         """The input that encodes it in this step; None once it is encoded."""
         self.is_adopted = False
-        """Whether the encode was taken over: the planner is not the input that the engine expects."""
+        """True if the encode was taken over: the planner is not the input that the engine expects."""
 
     def __repr__(self) -> str:
         state = "planned" if self.planner else "held" if self.referrers else "reclaimable"

@@ -30,7 +30,7 @@ class Slot(Entry):
         """The embeddings of the output."""
         self.extents = extents
         self.form: Hashable = None
-        """What the process with the tensors said of the output when it was copied: it gets it back with each load."""
+        """A note of the process with the tensors when the output was copied: it gets it back with each load."""
         self.is_filled = False
         self.is_forgotten = False
         self.pins = 0
@@ -61,7 +61,7 @@ class HostCache:
         """Blocks that are being written."""
         self.pinned = 0
         """Blocks that are being read."""
-        self.on_gone: Callable[[Slot], None] = _ignore
+        self.on_gone: Callable[[Slot], None] = lambda _: None
         """Called with a filled slot that is not found any more, before its blocks are free. Not by `forget_all`."""
         self._eviction: Eviction = eviction or CostAware()
         self._extents = FreeExtents(blocks)
@@ -161,7 +161,3 @@ class HostCache:
         self._reclaimable -= slot.size
         self.counts.evictions += 1
         self._extents.give_back(slot.extents)
-
-
-def _ignore(slot: Slot) -> None:
-    """Do nothing."""

@@ -23,9 +23,9 @@ class PrefetchedOutputs:
     """The prefetched outputs of one engine's requests."""
 
     def __init__(self) -> None:
-        self.on_use: Callable[[int], None] = _ignore
+        self.on_use: Callable[[int], None] = lambda _: None
         """Called with a lease before its load is planned."""
-        self.on_done: Callable[[int], None] = _ignore
+        self.on_done: Callable[[int], None] = lambda _: None
         """Called with a lease whose blocks nobody reads any more."""
         self._waiting: dict[str, dict[Key, tuple[PrefetchedOutput, int]]] = {}
         self._open: set[int] = set()
@@ -81,10 +81,6 @@ class PrefetchedOutputs:
         for request, waiting in self._waiting.items():
             for key in tuple(waiting):
                 self.drop(request, key)
-
-
-def _ignore(lease: int) -> None:
-    """Do nothing."""
 
 
 _NOTHING: dict[Key, tuple[PrefetchedOutput, int]] = {}

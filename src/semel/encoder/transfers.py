@@ -110,7 +110,7 @@ class Transfers:
     ) -> None:
         self.host_cache = host_cache
         self.prefetched_outputs = PrefetchedOutputs()
-        self.on_saved: Callable[[Slot], None] = _ignore
+        self.on_saved: Callable[[Slot], None] = lambda _: None
         """Called with a slot that was filled, and can be found."""
         self.counts = TransferCounts()
         self._ranks = ranks
@@ -219,10 +219,6 @@ class Transfers:
             del self._saving[transfer]
             self.counts.lost += 1
             self.host_cache.cancel(slot)
-
-
-def _ignore(slot: Slot) -> None:
-    """Do nothing."""
 
 
 _NOTHING = Step()

@@ -33,7 +33,7 @@ from semel.frontend.http.ignored_fields import IgnoredFields
 from semel.frontend.middleware.concurrency import RequestLimiter
 from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
 from semel.render import FeatureInfoOf, Pipeline, check_chars
-from semel.store import MediaStore
+from semel.store.store import MediaStore
 
 __all__ = ["FrontendState", "ServedModel"]
 

@@ -25,13 +25,4 @@ from semel.ledger.holdings import Holdings
 from semel.ledger.intake import Intake, Opened
 from semel.ledger.ledger import Ledger
 
-__all__ = [
-    "MAX_BATCH",
-    "Announcement",
-    "Directory",
-    "Holders",
-    "Holdings",
-    "Intake",
-    "Ledger",
-    "Opened",
-]
+__all__ = ["MAX_BATCH", "Announcement", "Directory", "Holders", "Holdings", "Intake", "Ledger", "Opened"]

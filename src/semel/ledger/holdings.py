@@ -58,10 +58,6 @@ class Holdings(Generic[_P]):
     def __len__(self) -> int:
         return len(self._infos)
 
-    def get(self, digest: Digest) -> FeatureInfo | None:
-        """Return the feature info of a digest that the engine has."""
-        return self._infos.get(digest)
-
     # Reports of the engine.
 
     def hold(self, digest: Digest, holding: FeatureInfo) -> None:

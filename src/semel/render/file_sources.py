@@ -24,8 +24,9 @@ from semel.render.media.part_source import NO_FILES, Files, named_files
 from semel.render.media.source import MediaFile, MediaName
 from semel.render.media.source_fetch import Spend
 from semel.render.offload import run_if_heavy
-from semel.store import MediaStore, Pin
+from semel.store import Pin
 from semel.store.names import file_id, parse_id
+from semel.store.store import MediaStore
 
 __all__ = ["FileSources", "IdentityOf"]
 
@@ -35,7 +36,7 @@ _REFERENCE: Final = b"semel.reference.1"
 _LARGE: Final = 1 << 20
 
 IdentityOf = Callable[[Modality], Identity]
-"""What computes the digests of a request's items of a modality."""
+"""Computes the digests of a request's items of a modality."""
 
 Resolved = Media | MediaFile
 """Media, or a file whose digest is known."""
@@ -92,13 +93,13 @@ class FileSources:
 
         A file that is named twice is read once.
         """
-        references = _References(identity_of)
         unread: dict[tuple[Modality, Digest], MediaFile] = {}
         known: list[Resolved] = []
         for source in sources:
             one = self._file_of(source, tenant) if isinstance(source, MediaName) else source
             if isinstance(one, MediaFile):
-                if lazily and (digest := self.names.digest(tenant, references.of(one.modality, one.id))) is not None:
+                reference = _reference(identity_of, one.modality, one.id)
+                if lazily and (digest := self.names.digest(tenant, reference)) is not None:
                     one = replace(one, digest=digest)
                 else:
                     unread.setdefault((one.modality, one.id), one)
@@ -125,19 +126,19 @@ class FileSources:
         all_of_them: bool,
     ) -> list[Digest]:
         """Remember what was named, and what was sent under a name, or `all_of_them`. Returns the contents' ids."""
-        references, ids = _References(identity_of), list[Digest]()
+        ids: list[Digest] = []
         named = [self._content_of(attachment, tenant) for attachment in attachments]  # before one is bound anew
         for attachment, content, one, item in zip(attachments, named, media, items, strict=True):
             name = attachment.name
             if content is None:
                 if (name is None and not all_of_them) or not isinstance(one, Media):
                     continue
-                hashed = await run_if_heavy(partial(_hash, one.data), light=len(one.data) <= _LARGE)
-                content = file_id(hashed, tenant.name, key)
+                hashed = await run_if_heavy(partial(blake3, one.data), light=len(one.data) <= _LARGE)
+                content = file_id(hashed.digest(), tenant.name, key)
                 self.names.add_content(tenant, content, one.modality)
             if name is not None:
                 self.names.bind(tenant, name, content)
-            self.names.remember_digest(tenant, references.of(item.modality, content), item.digest)
+            self.names.remember_digest(tenant, _reference(identity_of, item.modality, content), item.digest)
             ids.append(content)
         return ids
 
@@ -167,18 +168,6 @@ class FileSources:
                 return None
 
 
-class _References:
-    """The names of contents in a tenant's memory: a digest over their id and all that an item's digest covers."""
-
-    def __init__(self, identity_of: IdentityOf) -> None:
-        self._identity_of = identity_of
-        self._identities: dict[Modality, Identity] = {}
-
-    def of(self, modality: Modality, content: Digest) -> Digest:
-        if (identity := self._identities.get(modality)) is None:
-            identity = self._identities[modality] = self._identity_of(modality)
-        return identity.digest(_REFERENCE + content)
-
-
-def _hash(data: bytes) -> bytes:
-    return blake3(data).digest()
+def _reference(identity_of: IdentityOf, modality: Modality, content: Digest) -> Digest:
+    """Return the name of a content in a tenant's memory: it covers all that an item's digest covers."""
+    return identity_of(modality).digest(_REFERENCE + content)

@@ -21,10 +21,6 @@ from semel.render.media.source_fetch import Spend
 __all__ = ["Inspector"]
 
 
-def _free(_: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Inspector:
     """Renders parsed requests for inspection."""
@@ -59,7 +55,9 @@ class Inspector:
         prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
         return Rendered(prompt, {}, partial(self.make, draft))
 
-    async def features(self, draft: ParsedRequest, *, max_bytes: int, spend: Spend = _free) -> Mapping[Digest, Feature]:
+    async def features(
+        self, draft: ParsedRequest, *, max_bytes: int, spend: Spend = lambda _: None
+    ) -> Mapping[Digest, Feature]:
         """Return the features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
 
         `spend` is called with the size of each before it is stored; the size is known only after the feature is made.

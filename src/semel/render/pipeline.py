@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import cast
 
 from semel.aio import concurrently
@@ -23,7 +23,7 @@ from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Moda
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer, ChatRequest
-from semel.render.file_sources import FileSources
+from semel.render.file_sources import FileSources, IdentityOf
 from semel.render.inspector import Inspector
 from semel.render.media.draft import (
     AssemblePrompt,
@@ -53,18 +53,6 @@ Lookups = Callable[[Modality, int, bool], None]
 """Receives item lookups: their modality, their number, and whether they needed no processing."""
 
 
-def _uncounted(modality: Modality, count: int, hit: bool) -> None:
-    pass
-
-
-def _admit_all(_: Sequence[Source], __: Sequence[str]) -> None:
-    pass
-
-
-def _free(_: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Renders the requests of one model for one kind of engine."""
@@ -77,7 +65,7 @@ class Pipeline:
     fingerprint: str
     key: Key
     cache: Cache = field(default_factory=NoCache)
-    lookups: Lookups = _uncounted
+    lookups: Lookups = lambda *_: None
     flight: Flight[Digest, Feature] = field(default_factory=Flight, repr=False)
 
     process_apart: ProcessItem | None = field(default=None, repr=False)
@@ -120,18 +108,14 @@ class Pipeline:
         """Render a chat with all its features."""
         return await self.render(await self.read_chat(request, tenant))
 
-    async def transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> Rendered:
-        """Render a clip for an encoder-decoder model, with its feature and the beginning of the decoder's prompt."""
-        return await self.render(self.read_transcription(media, decoder_text, tenant))
-
     async def read_chat(
         self,
         request: ChatRequest,
         tenant: Tenant | None = None,
         *,
         intent: Intent = "execute",
-        admit: Admit = _admit_all,
-        spend: Spend = _free,
+        admit: Admit = lambda *_: None,
+        spend: Spend = lambda _: None,
         pin: Pin = no_pin,
         spend_feature: Spend | None = None,
         max_chars: int | None = None,
@@ -167,14 +151,15 @@ class Pipeline:
             return ParsedRequest((), {}, request.mm_processor_kwargs, partial(assembling, ()), _name(tenant))
         fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
         read_file = partial(self.files.read, owner, spend, pin)
-        identity_of = partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant)
+        identity_of = cache(partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant))
         if any(isinstance(source, MediaFile | MediaName) for source in fetched):
             fetched = await self.files.resolve(fetched, owner, identity_of, read_file, lazily=intent == "execute")
         if fetched is not sources:
             watch.lap("fetch")
         resolved = cast("Sequence[Media | MediaFile]", fetched)
-        identify = partial(self._identify, resolved, request.mm_processor_kwargs, tenant)
-        items, media = await run_if_heavy(identify, light=light and fetched is sources)
+        items, media = await run_if_heavy(
+            partial(self._identify, resolved, identity_of), light=light and fetched is sources
+        )
         contents: Sequence[Digest] = ()
         if intent == "execute" and (request.return_media_ids or any(map(_is_named, attachments))):
             contents = await self.files.remember(
@@ -215,8 +200,8 @@ class Pipeline:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def read_transcription(self, media: Media, decoder_text: str, tenant: Tenant | None = None) -> ParsedRequest:
-        """Parse a clip and the beginning of the decoder's prompt."""
-        (item,), distinct = self._identify([media], {}, tenant)
+        """Parse a clip for an encoder-decoder model, and the beginning of the decoder's prompt."""
+        (item,), distinct = self._identify([media], partial(self._identity, options={}, tenant=tenant))
 
         async def assembling(layouts: Sequence[Layout]) -> Prompt:
             (layout,) = layouts
@@ -334,10 +319,9 @@ class Pipeline:
                 raise unread.error from None
 
     def _identify(
-        self, media: Sequence[Media | MediaFile], options: Mapping[str, object], tenant: Tenant | None
+        self, media: Sequence[Media | MediaFile], identity_of: IdentityOf
     ) -> tuple[tuple[Item, ...], Mapping[Digest, Media | MediaFile]]:
         """Return the items in order, and the media of each distinct item."""
-        identities: dict[Modality, Identity] = {}
         items: list[Item] = []
         distinct: dict[Digest, Media | MediaFile] = {}
         for one in media:
@@ -346,9 +330,7 @@ class Pipeline:
                 items.append(Item(one.modality, one.digest))
                 distinct.setdefault(one.digest, one)
                 continue
-            if (identity := identities.get(one.modality)) is None:
-                identities[one.modality] = identity = self._identity(one.modality, options, tenant)
-            item = Item(one.modality, identity.digest(one.data))
+            item = Item(one.modality, identity_of(one.modality).digest(one.data))
             items.append(item)
             if not isinstance(distinct.get(item.digest), Media):  # rather than a file that has to be read
                 distinct[item.digest] = one
@@ -372,7 +354,7 @@ class _UnreadError(Exception):
 
 
 def _have_parts(messages: object) -> bool:
-    """Whether a message may have media: its content is more than a text."""
+    """Return whether a message may have media: its content is more than a text."""
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             return True

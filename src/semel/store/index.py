@@ -1,7 +1,7 @@
 """Index of a media store: its files, expiry and eviction. Pure: no I/O, no clock.
 
 Files are a tenant's property, and tenants share the room as they share a cache's (`fairness.tenant_lru`): alone, a
-tenant has all of it; while others have files, whoever has more than an equal share yields first, its least recently
+tenant has all of it; while others have files, who has more than an equal share yields first, its least recently
 used files before others. A file that is being written has its room from the beginning, and cannot be evicted (threats
 S21).
 
@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple
 from semel.aio import at_once
 from semel.core import Digest
 from semel.fairness.tenant_lru import TenantLru
-from semel.store.file import StoredFile
+from semel.store.names import StoredFile
 
 __all__ = [
     "IDLE_S",
@@ -149,7 +149,7 @@ class FileIndex:
 
     @property
     def is_shrunk(self) -> bool:
-        """Whether the capacity is less than it was made with."""
+        """True if the capacity is less than it was made with."""
         return self._room.shares.capacity < self._max_capacity
 
     @property
@@ -158,7 +158,7 @@ class FileIndex:
         return self._room.shares.total
 
     def fits(self, nbytes: int) -> bool:
-        """Whether a file of so many bytes has room without another that goes."""
+        """Return whether a file of so many bytes has room without another that goes."""
         return self._room.shares.fits(charged_bytes(nbytes))
 
     def nbytes_of(self, owner: str) -> int:
@@ -341,7 +341,7 @@ class Listing:
         self._index = index
         self._serial = serial
         self.nbytes = 0
-        """What the files that were found are charged."""
+        """The charge of all files that were found."""
         self._found: dict[Digest, StoredFile] = {}
         self._gone: set[StoredFile] = set()
         self._oldest: list[_Rank] = []

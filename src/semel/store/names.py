@@ -1,4 +1,4 @@
-"""Names in the media store: of owners, files and objects. Pure.
+"""Files of the media store as values, and the names of owners, files and objects. Pure.
 
 One file is one object, written at once, and its name is all of its metadata::
 
@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Final
 
 from semel.core import Digest, Key, Modality, hash_parts
-from semel.store.file import StoredFile
 
 __all__ = [
     "MAX_NAME_BYTES",
     "PURPOSES",
     "ROOT",
+    "StoredFile",
     "file_id",
     "matches_content",
     "object_folder",
@@ -55,6 +56,32 @@ _PATH: Final = re.compile(
     r"(?P<name>[A-Za-z0-9_-]{0,128})",
     re.ASCII,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """Everything that is known of a file without reading it: its object's name and size say all of it."""
+
+    id: Digest
+    """Keyed by its owner and its content: no two owners have a file in common."""
+
+    owner: str
+    """A tenant, as `owner_name` calls it."""
+
+    nbytes: int
+    revision: int
+    """Number of uploads. Of two objects of one file, the one with the higher revision counts."""
+
+    created_s: int
+    """Time of the first upload, in seconds since 1970."""
+
+    expires_s: int
+    modality: Modality | None
+    """The modality as which a chat uses it; None if it cannot."""
+
+    purpose: str
+    name: str
+    """As its client called it."""
 
 
 def owner_name(tenant: str, key: Key) -> str:

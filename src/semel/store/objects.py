@@ -20,17 +20,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from semel.errors import ConfigError, MediaStoreUnavailable
 from semel.fairness.limits import KeyedLimit
-from semel.store.protocol import FRONTEND, Payer
+from semel.store.upload import FRONTEND, Payer
 from semel.telemetry.logs import SampledLog
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["BucketObjects", "DiskFull", "Objects", "OnEnd", "open_objects"]
+__all__ = ["BucketObjects", "DiskFull", "OnEnd", "open_objects"]
 
 _MAX_ABANDONED: Final = 64
 _MAX_BYTES: Final = 256 * 1024 * 1024
@@ -57,45 +57,12 @@ class DiskFull(Exception):
     """An object was not written, since the disk has no space for it, or its user no quota."""
 
 
-class Objects(Protocol):
-    """Objects by name. Every call raises `MediaStoreUnavailable` if the store cannot do it in time.
-
-    The `payer` is whose request it is for, not whose object it is; without one it is the frontend's own work.
-    """
-
-    async def put(
-        self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None, *, payer: Payer = FRONTEND
-    ) -> None:
-        """Write an object, at once or not at all. Raises `DiskFull` if there is no space.
-
-        `on_end` is called once with whether it is there: when the writing has ended, also if nobody waits for it.
-        """
-        ...
-
-    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
-        """Read so many bytes of an object from `start` on, if it is there."""
-        ...
-
-    @property
-    def errors(self) -> int:
-        """Operations that failed or took too long."""
-        ...
-
-    async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
-        """Delete objects. One that is not there is deleted."""
-        ...
-
-    def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        """Return the names and sizes of all objects in a folder and the folders in it, some at a time."""
-        ...
-
-    async def free_bytes(self) -> int:
-        """Return the bytes that can still be written; a bucket has no limit of its own."""
-        ...
-
-
 class BucketObjects:
-    """Objects in a store of obstore's; `folder` is where, if that is a disk."""
+    """Objects by name in a store of obstore's; `folder` is where, if that is a disk.
+
+    Every call raises `MediaStoreUnavailable` if the store cannot do it in time. The `payer` is whose request it is for,
+    not whose object it is; without one it is the frontend's own work.
+    """
 
     def __init__(self, store: ObjectStore, timeout_s: float, folder: Path | None = None) -> None:
         self._store = store
@@ -104,7 +71,7 @@ class BucketObjects:
         self._operations: KeyedLimit[str] = KeyedLimit(_MAX_TENANT_OPERATIONS)
         self._all_operations = asyncio.Semaphore(_MAX_OPERATIONS)
         self._bytes: KeyedLimit[str] = KeyedLimit(_MAX_BYTES)
-        """What the operations of each owner hold, of those too that were given up."""
+        """Held by the operations of each owner, of those too that were given up."""
         self._abandoned: dict[str, dict[asyncio.Future[Any], int]] = {}
         """By owner: what was given up and has not ended yet."""
         self._errors = 0
@@ -121,7 +88,10 @@ class BucketObjects:
     async def put(
         self, path: str, data: bytes | bytearray, on_end: OnEnd = lambda _: None, *, payer: Payer = FRONTEND
     ) -> None:
-        """Write an object."""
+        """Write an object, at once or not at all. Raises `DiskFull` if there is no space.
+
+        `on_end` is called once with whether it is there: when the writing has ended, also if nobody waits for it.
+        """
         is_written = False
 
         async def write() -> None:
@@ -147,7 +117,7 @@ class BucketObjects:
         await self._run(write(), end, payer.owner, len(data))
 
     async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
-        """Read some of an object."""
+        """Read so many bytes of an object from `start` on, if it is there."""
 
         async def read() -> memoryview:
             if not nbytes:  # a range has bytes
@@ -171,16 +141,16 @@ class BucketObjects:
                 continue
 
     async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        """List objects."""
+        """Yield the names and sizes of all objects in a folder and the folders in it, some at a time."""
         pages = aiter(self._store.list(prefix, chunk_size=_PAGE))
         while True:
             end = await self._admit(payer)
-            if (page := await self._run(_next(pages), end, payer.owner)) is None:
+            if (page := await self._run(anext(pages, None), end, payer.owner)) is None:
                 return
             yield [(one["path"], one["size"]) for one in page]
 
     async def free_bytes(self) -> int:
-        """Ask the disk."""
+        """Return the bytes that can still be written; a bucket has no limit of its own."""
         if self._folder is None:
             return _UNBOUNDED
         end = await self._admit(FRONTEND)
@@ -253,10 +223,6 @@ class BucketObjects:
                 del self._abandoned[owner]
         if not working.cancelled():
             working.exception()  # nobody waits for it
-
-
-async def _next(pages: AsyncIterator[Sequence[Any]]) -> Sequence[Any] | None:
-    return await anext(pages, None)
 
 
 def _is_disk_full(error: Exception) -> bool:

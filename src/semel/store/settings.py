@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from semel.core.flag import GIB, flag
+from semel.core.flag import GIB, Group, flag
 
 __all__ = ["MediaStoreSettings"]
 
@@ -13,12 +14,13 @@ __all__ = ["MediaStoreSettings"]
 class MediaStoreSettings:
     """The store of uploaded files."""
 
+    GROUP: ClassVar[Group] = "Media store"
+
     location: str | None = flag(
         None,
         "media-store",
         help="Where files of /v1/files are stored: a folder, or the URL of a bucket (s3://, gs://, az://). Without it, "
         "there are no files.",
-        group="Media store",
         is_common=True,
     )
     capacity_bytes: int = flag(
@@ -26,7 +28,6 @@ class MediaStoreSettings:
         "media-store-gb",
         help="Size of the media store, in GiB; a file counts as 64 KiB at least. Over it, files of the tenant that has "
         "the most are deleted, least recently used first.",
-        group="Media store",
         unit="GiB",
         min=0.001,
     )
@@ -34,7 +35,6 @@ class MediaStoreSettings:
         2_592_000,
         "media-store-ttl-s",
         help="Seconds until a file in the media store expires, if its upload sets no shorter time.",
-        group="Media store",
         unit="seconds",
         min=1,
     )
@@ -42,7 +42,6 @@ class MediaStoreSettings:
         10.0,
         "media-store-timeout-s",
         help="Timeout for one operation of the media store, in seconds; over it the answer is 503.",
-        group="Media store",
         unit="seconds",
         min=0.1,
     )

@@ -25,10 +25,10 @@ from semel.core import Digest, Key
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
 from semel.media.signature import SIGNATURE_BYTES, modality_of
 from semel.store.clock import FileClock
-from semel.store.file import StoredFile
 from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
 from semel.store.names import (
     ROOT,
+    StoredFile,
     file_id,
     matches_content,
     object_folder,
@@ -37,15 +37,15 @@ from semel.store.names import (
     parse_object_path,
     short_name,
 )
-from semel.store.objects import DiskFull, Objects, open_objects
-from semel.store.protocol import FRONTEND, Payer, Pin, Spend, Upload, no_pin
+from semel.store.objects import BucketObjects, DiskFull, open_objects
 from semel.store.settings import MediaStoreSettings
+from semel.store.upload import FRONTEND, Payer, Pin, Spend, Upload, no_pin
 from semel.store.write_gate import WriteGate
 from semel.telemetry import metrics
 from semel.telemetry.logs import SampledLog
 from semel.telemetry.meter import Sample
 
-__all__ = ["REFRESH_S", "ObjectMediaStore", "open_store"]
+__all__ = ["REFRESH_S", "MediaStore", "open_store"]
 
 REFRESH_S: Final = 60.0
 """Seconds between two comparisons of the index with the objects."""
@@ -74,12 +74,18 @@ class _Counts:
     """Files that a full disk had no space for."""
 
 
-class ObjectMediaStore:
-    """Files as objects. `refresh` has to succeed once before there are any, and `run` keeps to the bounds."""
+class MediaStore:
+    """Files of tenants, by content. `refresh` has to succeed once before there are any; `run` keeps to the bounds.
+
+    A tenant sees its own files only: whether another has a file changes neither an answer nor the work for it (threats
+    S12). Every call raises `MediaStoreUnavailable` if the store does not answer in time, and then has changed nothing
+    that a caller could see. A file is there completely or not at all, also after a process was killed. What one tenant
+    has left undone in a slow store is refused to that tenant alone (S18).
+    """
 
     def __init__(
         self,
-        objects: Objects,
+        objects: BucketObjects,
         *,
         key: Key,
         capacity_bytes: int,
@@ -99,16 +105,19 @@ class ObjectMediaStore:
         self._is_ready = False
         self._gate = WriteGate()
         self._disk_evictions = 0
-        """How often files went for want of space on the disk."""
+        """Number of times that files went for want of space on the disk."""
         self._may_shrink = True
         """False from a write that failed though files went for it until the next refresh: so it is not all of them."""
         self._full_disk = SampledLog(logger, logging.WARNING)
 
     def __repr__(self) -> str:
-        return f"ObjectMediaStore({self._objects!r}, {self._index!r})"
+        return f"MediaStore({self._objects!r}, {self._index!r})"
 
     async def put(self, tenant: str, upload: Upload, pin: Pin = no_pin) -> StoredFile:
-        """Store a file."""
+        """Store a file. The same bytes of a tenant are the same file, whose name, purpose and expiry are renewed.
+
+        Raises `MediaTooLarge` if the tenant cannot have so much.
+        """
         self._check_ready()
         now_s, nbytes = self._clock(), len(upload.data)
         owner, digest = owner_name(tenant, self._key), file_id(upload.content, tenant, self._key)
@@ -133,7 +142,7 @@ class ObjectMediaStore:
         return file
 
     async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
-        """Find a file."""
+        """Return a file of a tenant, without its bytes; None if it has none of this id."""
         self._check_ready()
         owner, now_s = owner_name(tenant, self._key), self._clock()
         payer = Payer(owner)
@@ -148,14 +157,17 @@ class ObjectMediaStore:
         return file
 
     async def locate(self, tenant: str, digest: Digest) -> StoredFile | None:
-        """Find a file, in the index if it has it."""
+        """Find a file, without a look for one that this process has seen before, even if the store is gone.
+
+        So what another process has deleted may be found for a minute.
+        """
         file = self._index.get(owner_name(tenant, self._key), digest, self._clock())
         return await self.find(tenant, digest) if file is None else file
 
     async def read(
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, memoryview] | None:
-        """Read a file."""
+        """Return a file of a tenant with its bytes, which are those that were stored, or it is none."""
         if (found := await self._open(tenant, digest, spend, pin, 1 << 62)) is None:
             return None
         file, data = found
@@ -164,7 +176,11 @@ class ObjectMediaStore:
     async def stream(
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, AsyncIterator[memoryview]] | None:
-        """Read a file a piece at a time. One that has a single piece is checked before it is found."""
+        """Return a file of a tenant with its bytes in pieces of 1 MiB, one of which is in memory and charged at a time.
+
+        The iterator raises `MediaStoreUnavailable` instead of its last piece if the bytes are not those of the upload.
+        A file of a single piece is checked before it is returned.
+        """
         if (found := await self._open(tenant, digest, spend, pin, _PIECE_BYTES)) is None:
             return None
         file, first = found
@@ -214,7 +230,7 @@ class ObjectMediaStore:
         return False
 
     async def delete(self, tenant: str, digest: Digest) -> bool:
-        """Delete a file."""
+        """Delete a file of a tenant. Returns whether there was one."""
         self._check_ready()
         owner = owner_name(tenant, self._key)
         payer = Payer(owner)
@@ -227,7 +243,7 @@ class ObjectMediaStore:
     async def page(
         self, tenant: str, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None = None
     ) -> Page | None:
-        """List files."""
+        """List files of a tenant by the time of their upload; None if it lacks the one that they are to follow."""
         self._check_ready()
         owner, now_s = owner_name(tenant, self._key), self._clock()
         return self._index.page(owner, now_s, limit=limit, order=order, purpose=purpose, after=after)
@@ -404,9 +420,9 @@ async def _hash(hasher: blake3, data: memoryview) -> bytes:
     return hash_it() if len(data) <= _PIECE_BYTES else await asyncio.to_thread(hash_it)
 
 
-def open_store(settings: MediaStoreSettings, key: Key) -> ObjectMediaStore | None:
+def open_store(settings: MediaStoreSettings, key: Key) -> MediaStore | None:
     """Return the store that the settings name, if they do."""
     if settings.location is None:
         return None
     objects = open_objects(settings.location, settings.timeout_s)
-    return ObjectMediaStore(objects, key=key, capacity_bytes=settings.capacity_bytes, ttl_s=settings.ttl_s)
+    return MediaStore(objects, key=key, capacity_bytes=settings.capacity_bytes, ttl_s=settings.ttl_s)

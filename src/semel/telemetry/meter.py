@@ -25,11 +25,17 @@ class Metric:
     """A number that semel exports. The name of a counter ends in `_total`, and every name has its unit."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets."""
+    """Upper bounds of a histogram's buckets; other metrics have none."""
+
+    @property
+    def kind(self) -> Literal["counter", "gauge", "histogram"]:
+        """The type in Prometheus, which follows from the name and the buckets."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 Sample = tuple[Metric, float, tuple[str, ...]]

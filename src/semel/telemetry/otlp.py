@@ -25,7 +25,7 @@ from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 from semel.telemetry.spans import Tracing
 
-__all__ = ["OtlpTracing"]
+__all__ = ["OtlpTracing", "exporter_to"]
 
 _MAX_WAITING: Final = 8_192
 """Maximum number of spans that wait to be sent: about a kilobyte each."""
@@ -35,18 +35,13 @@ _CELL: Final = "semel.cell"
 
 
 class OtlpTracing(Tracing):
-    """Sends spans to a collector. Made by `start`."""
+    """Sends spans to a collector. Made by `sending`."""
 
     def __init__(self, provider: TracerProvider, batches: _Batches) -> None:
         self._provider = provider
         self._batches = batches
         self.tracer = provider.get_tracer("semel", version("semel"))
         self._propagator = TraceContextTextMapPropagator()
-
-    @classmethod
-    def start(cls, endpoint: str, protocol: str, service: str, cell: str | None = None) -> Self:
-        """Start sending to a collector. The SDK reads headers, certificates and the like from its OTEL_* variables."""
-        return cls.sending(_exporter(endpoint, protocol), service, cell=cell)
 
     @classmethod
     def sending(
@@ -62,11 +57,6 @@ class OtlpTracing(Tracing):
             ) from None
         provider.add_span_processor(batches)
         return cls(provider, batches)
-
-    @property
-    def resource(self) -> Mapping[str, object]:
-        """The attributes of this process, which every span has."""
-        return self._provider.resource.attributes
 
     def begin(self, name: str, parent: Mapping[str, str]) -> Span:
         """Start a server's span now."""
@@ -138,7 +128,8 @@ def _resource(service: str, cell: str | None) -> Resource:
     return found
 
 
-def _exporter(endpoint: str, protocol: str) -> SpanExporter:
+def exporter_to(endpoint: str, protocol: str) -> SpanExporter:
+    """Return an exporter to a collector. The SDK reads headers, certificates and the like from its OTEL_* variables."""
     if protocol == "grpc":
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter

@@ -51,10 +51,10 @@ class RequestContext:
 
     span: Span = INVALID_SPAN
     tracer: Tracer = NO_TRACING.tracer
-    """What makes the children of the span."""
+    """Makes the children of the span."""
 
     tenant: str = ""
-    """The tenant of its API key, once that is known."""
+    """Of its API key, once that is known."""
 
 
 _CURRENT_REQUEST: Final[ContextVar[RequestContext | None]] = ContextVar("semel_request_in_hand", default=None)

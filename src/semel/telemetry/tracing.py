@@ -62,6 +62,6 @@ def start_tracing(collector: Collector | None, service: str, cell: str | None = 
     if collector is None:
         return NO_TRACING
     check_installed(collector)
-    from semel.telemetry.otlp import OtlpTracing
+    from semel.telemetry.otlp import OtlpTracing, exporter_to
 
-    return OtlpTracing.start(collector.endpoint, collector.protocol, service, cell)
+    return OtlpTracing.sending(exporter_to(collector.endpoint, collector.protocol), service, cell=cell)

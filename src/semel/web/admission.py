@@ -24,8 +24,8 @@ EXPENDABLE: Final = "semel.expendable"
 """The extension of a request's scope with which an application says that its connection may be closed for another."""
 
 REASONS: Final = ("full", "address", "silent", "idle", "reserved", "late", "handshake")
-"""Why a connection got no place, or lost it: the limit of all, or of its address; closed for another while silent,
-idle, or in the reserve; no request, or no end of the handshake, in time.
+"""Reasons for which a connection got no place, or lost it: the limit of all, or of its address; closed for another
+while silent, idle, or in the reserve; no request, or no end of the handshake, in time.
 """
 
 
@@ -54,7 +54,7 @@ class Place:
         self._admission = admission
         self.address = address
         self.is_reserved = is_reserved
-        """Whether only probes are answered here."""
+        """True if only probes are answered here."""
 
         self.stage: Stage | None = Stage.SILENT
         """None when the place was given up."""
@@ -88,14 +88,14 @@ class Admission:
         self.reserve = reserve
         self.max_per_address = max_per_address
         self.closed: Counter[str] = Counter()
-        """How many connections got no place, or lost it, by one of the `REASONS`."""
+        """Connections that got no place, or lost it, by one of the `REASONS`."""
 
         self._evictable = {stage: _ConnectionsByAddress() for stage in EVICTABLE}
         self._reserved = _ConnectionsByAddress()
         self._busy = 0
 
     def __len__(self) -> int:
-        """How many connections there are, without the reserved ones."""
+        """Count the connections, without the reserved ones."""
         return self.shares.total
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether another connection can only have the place of one that there is, or a reserved one."""
+        """True if another connection can only have the place of one that there is, or a reserved one."""
         return not self.shares.fits(1)
 
     def by_stage(self) -> Iterator[tuple[str, int]]:

@@ -25,7 +25,7 @@ read.
 """
 
 _RESERVED_S: Final = 1.0
-"""How long a connection in the reserve may be silent."""
+"""Seconds for which a connection in the reserve may be silent."""
 
 
 class Connection(HttpToolsProtocol):
@@ -58,10 +58,10 @@ class Connection(HttpToolsProtocol):
         self._headers: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._is_coming = False
-        """Whether the body of the last request is incomplete."""
+        """True while the body of the last request is incomplete."""
 
         self._is_ending = False
-        """Whether the connection closes as soon as that body is complete."""
+        """True if the connection closes as soon as that body is complete."""
 
         self._unread_bytes = 0
         self._head_bytes = self._head_fields = 0
@@ -84,9 +84,8 @@ class Connection(HttpToolsProtocol):
         self._place.release()
         for timer in (self._idle, self._headers, self._stall):
             _cancel(timer)
-        self._response_transport.close = (
-            self.transport.close
-        )  # breaks a reference cycle, which would wait for the garbage collector
+        # Breaks a reference cycle, which would wait for the garbage collector.
+        self._response_transport.close = self.transport.close
         super().connection_lost(exc)
 
     @override

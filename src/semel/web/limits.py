@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from semel.core.flag import GIB, KIB, flag
+from semel.core.flag import GIB, KIB, Group, flag
 
 __all__ = ["ConnectionLimits"]
 
@@ -13,26 +14,25 @@ __all__ = ["ConnectionLimits"]
 class ConnectionLimits:
     """Limits of connections: their number, the time without progress, and the sizes of a head."""
 
+    GROUP: ClassVar[Group] = "Connections"
+
     max_connections: int = flag(
         8_192,
         help="Maximum number of connections of clients. Beyond it, those without a request are closed for new ones; if "
         "there are none, only /health, /ready and /metrics are answered, the rest with 503. The open files that the "
         "system allows, less 256, are a limit too.",
-        group="Connections",
         min=1,
     )
     max_address_connections: int = flag(
         4_096,
         help="The same for each client address (IPv6: each /64 network), proxies of --forwarded-allow-ips excepted; 0 "
         "sets no separate limit.",
-        group="Connections",
         min=0,
     )
     first_s: float = flag(
         10.0,
         "first-request-s",
         help="Seconds until a connection without a first request is closed, TLS handshake included.",
-        group="Connections",
         unit="seconds",
         min=0.001,
     )
@@ -43,7 +43,6 @@ class ConnectionLimits:
         "keep-alive-s",
         help="Seconds until an idle connection is closed. The start of a new request keeps it open, stray bytes do "
         "not.",
-        group="Connections",
         unit="seconds",
         min=0.001,
     )
@@ -62,16 +61,11 @@ class ConnectionLimits:
         64 * KIB,
         "max-head-bytes",
         help="Maximum size of a request line with its headers; larger ones are answered with 431.",
-        group="Connections",
         unit="bytes",
         min=1024,
     )
     head_fields: int = flag(
-        100,
-        "max-head-fields",
-        help="Maximum number of headers of a request; more are answered with 431.",
-        group="Connections",
-        min=16,
+        100, "max-head-fields", help="Maximum number of headers of a request; more are answered with 431.", min=16
     )
     """Both limits include trailers, and apply while the head is still incomplete (threats S19)."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import resource
 import socket
@@ -16,11 +17,12 @@ from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 from typing import Final
 
+from semel.errors import ConfigError
 from semel.web.admission import Admission, Place
 from semel.web.limits import ConnectionLimits
 from semel.web.peers import network_of, plain_address
 
-__all__ = ["RESERVE", "Listener", "admission_of"]
+__all__ = ["RESERVE", "Listener", "admission_of", "bind"]
 
 RESERVE: Final = 32
 """Connections beyond the limit, on which probes are answered."""
@@ -36,12 +38,35 @@ is begun, made, watched, polled and read.
 """
 
 _RETRY_S: Final = 0.1
+_OF_THE_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 _CLOSE_S: Final = 5.0
-"""How long a client may take to answer the end of TLS."""
+"""Seconds in which a client has to answer the end of TLS."""
 
 logger = logging.getLogger(__name__)
 
 NewConnection = Callable[[Place], asyncio.Protocol]
+
+
+def bind(host: str, port: int, port_flag: str = "--port", host_flag: str = "--host") -> socket.socket:
+    """Bind a socket to this address. A `ConfigError` names the flag that has to change."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, so that asyncio too sends small pieces at once: it leaves sockets of protocol 0 as they are.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        raise ConfigError(f"cannot serve at {host}:{port}: {_reason(error, port_flag, host_flag)}") from None
+    return bound
+
+
+def _reason(error: OSError | OverflowError, port_flag: str, host_flag: str) -> str:
+    if isinstance(error, OverflowError):
+        return f"{port_flag} must be from 0 to 65535"
+    if error.errno in _OF_THE_PORT:
+        return f"{error.strerror}; choose another with {port_flag}"
+    return f"{error.strerror}; choose an address of this machine with {host_flag}"
 
 
 def admission_of(limits: ConnectionLimits) -> Admission:
@@ -78,7 +103,7 @@ class Listener:
         self._first_s = first_s
         self._proxies = tuple(map(ip_network, proxies))
         self.tls = tls
-        """What the next connections are served with; those that there are keep what they began with."""
+        """Serves the next connections; those that there are keep what they began with."""
 
         self._opening: set[asyncio.Task[None]] = set()
 

@@ -17,7 +17,7 @@ from semel.errors import ConfigError
 __all__ = ["UNKNOWN", "PeerSettings", "is_loopback", "network_of", "parse_networks", "plain_address"]
 
 UNKNOWN: Final = "unknown"
-"""What is no IP address counts as this one."""
+"""Anything that is no IP address counts as this one."""
 
 _IPV6_NETWORK_BITS: Final = 64
 """The smallest network that a provider gives to a customer: all of its addresses are one client's."""

@@ -26,7 +26,7 @@ class Revocation:
         self._task = task
         self._cancelling = task.cancelling()
         self.error: ServiceError | None = None
-        """Why the task was called back, if it was."""
+        """The reason for which the task was called back, if it was."""
 
         self._has_cancelled = False
         self._is_over = False

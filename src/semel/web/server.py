@@ -20,11 +20,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from semel.telemetry import Meter, metrics
 from semel.telemetry.meter import Sample
-from semel.web.address import bind
 from semel.web.admission import REASONS, Place
 from semel.web.connection import STALLED, Connection
 from semel.web.limits import ConnectionLimits
-from semel.web.listener import Listener, admission_of
+from semel.web.listener import Listener, admission_of, bind
 from semel.web.responses import readiness_response
 
 __all__ = ["STALLED", "ConnectionLimits", "HttpServer", "operator_routes"]
@@ -149,7 +148,7 @@ class _Server(uvicorn.Server):
         self._connect = connect
         self._accepting: asyncio.Task[None] | None = None
         self.failure: BaseException | None = None
-        """Why no more connections are accepted."""
+        """The reason for which no more connections are accepted."""
 
     async def startup(self, sockets: list[socket] | None = None) -> None:  # noqa: ARG002 uvicorn's
         """Accept connections: by the listener, not by the event loop."""

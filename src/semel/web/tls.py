@@ -5,8 +5,9 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from semel.core.flag import flag
+from semel.core.flag import Group, flag
 from semel.errors import ConfigError
 
 __all__ = ["TlsSettings"]
@@ -16,44 +17,36 @@ __all__ = ["TlsSettings"]
 class TlsSettings:
     """The certificate of a server, and what it wants of its clients: vLLM's flags. Without one it speaks plain HTTP."""
 
+    GROUP: ClassVar[Group] = "TLS"
+
     certfile: Path | None = flag(
         None,
         "ssl-certfile",
         help="Serve HTTPS with this certificate: a PEM file, intermediate certificates after it. It is "
         "reloaded when it changes.",
-        group="TLS",
         is_common=True,
     )
     keyfile: Path | None = flag(
         None,
         "ssl-keyfile",
         help="Private key of the certificate, a PEM file.",
-        group="TLS",
         is_common=True,
         default_text="in the certificate's file",
     )
     ca_certs: Path | None = flag(
-        None,
-        "ssl-ca-certs",
-        help="CA certificates that client certificates are verified with, a PEM file.",
-        group="TLS",
+        None, "ssl-ca-certs", help="CA certificates that client certificates are verified with, a PEM file."
     )
     cert_reqs: int = flag(
         0,
         "ssl-cert-reqs",
         help="Client certificates: 0 asks for none, 1 verifies one that is sent, 2 requires one, also for "
         "/health and /ready; those of --metrics-port need none.",
-        group="TLS",
         min=0,
         max=2,
     )
-    ciphers: str | None = flag(
-        None, "ssl-ciphers", help="Cipher suites for TLS 1.2, in OpenSSL's notation.", group="TLS"
-    )
+    ciphers: str | None = flag(None, "ssl-ciphers", help="Cipher suites for TLS 1.2, in OpenSSL's notation.")
     enable_ssl_refresh: bool = flag(
-        False,
-        help="Accepted as a flag of vLLM; certificates are always reloaded when their files change.",
-        group="TLS",
+        False, help="Accepted as a flag of vLLM; certificates are always reloaded when their files change."
     )
 
     @property

@@ -26,30 +26,17 @@ class Arena:
     """An allocator of ranges of a space."""
 
     def __init__(self, size: int) -> None:
-        self._size = size // ALIGNMENT * ALIGNMENT
+        self.size = size // ALIGNMENT * ALIGNMENT
+        """Size of the space in bytes."""
         self._allocated: dict[int, int] = {}
-        self._used = 0
+        self.used = 0
+        """Bytes of the allocated ranges."""
         # The free ranges, indexed three times: by size and offset, by start, by end.
         self._sizes: list[tuple[int, int]] = []
         self._begins: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        if self._size:
-            self._add(0, self._size)
-
-    @property
-    def size(self) -> int:
-        """Size of the space in bytes."""
-        return self._size
-
-    @property
-    def used(self) -> int:
-        """Bytes of the allocated ranges."""
-        return self._used
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest free range."""
-        return self._sizes[-1][0] if self._sizes else 0
+        if self.size:
+            self._add(0, self.size)
 
     def allocate(self, nbytes: int) -> int | None:
         """Allocate a range of this size, at least 64 bytes. Returns its offset, or None if no free range is large
@@ -63,13 +50,13 @@ class Arena:
         if size > nbytes:
             self._add(offset + nbytes, size - nbytes)
         self._allocated[offset] = nbytes
-        self._used += nbytes
+        self.used += nbytes
         return offset
 
     def free(self, offset: int) -> None:
         """Free an allocated range."""
         size = self._allocated.pop(offset)
-        self._used -= size
+        self.used -= size
         if (after := self._begins.get(offset + size)) is not None:
             self._remove(offset + size, after)
             size += after
@@ -78,13 +65,13 @@ class Arena:
             offset, size = before, size + offset - before
         self._add(offset, size)
 
-    def room_beside(self, offsets: Iterable[int]) -> int:
-        """Return the size of the largest free range if only the ranges at these offsets were allocated."""
+    def largest_gap_between(self, offsets: Iterable[int]) -> int:
+        """Return the size of the largest free range if only those at these offsets were allocated."""
         largest = end = 0
         for offset in sorted(offsets):
             largest = max(largest, offset - end)
             end = offset + self._allocated[offset]
-        return max(largest, self._size - end)
+        return max(largest, self.size - end)
 
     def _add(self, offset: int, size: int) -> None:
         insort(self._sizes, (size, offset))

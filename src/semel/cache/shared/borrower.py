@@ -162,14 +162,12 @@ class Borrower:
                 self._pause(error)
                 return
             sock.setblocking(False)
-            if not is_same_user(sock) or self._is_full():
+            connections = len(self._lenders) + len(self._leaving) + len(self._greeting)
+            if not is_same_user(sock) or connections >= _MAX_CONNECTIONS:
                 sock.close()
                 continue
             self._greeting[sock] = self._loop.call_later(_HELLO_TIMEOUT_S, self._dismiss, sock)
             self._loop.add_reader(sock, self._greet, sock)
-
-    def _is_full(self) -> bool:
-        return len(self._lenders) + len(self._leaving) + len(self._greeting) >= _MAX_CONNECTIONS
 
     def _pause(self, error: OSError) -> None:
         logger.warning("cannot accept a frontend's shared memory: %s; trying again", error.strerror)

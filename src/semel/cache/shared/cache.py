@@ -13,16 +13,16 @@ import ctypes
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple, Self
 
 from semel.cache.shared.arena import Arena, align
-from semel.cache.shared.packing import Head, borrowed_feature, copy_into, packed_bytes, tensor_heads
+from semel.cache.shared.packing import borrowed_feature, copy_into, packed_bytes, tensor_heads
 from semel.cache.shared.segment import Lease, Segment
-from semel.core import Digest, Feature, Layout, Modality
+from semel.core import Digest, Feature
 from semel.fairness.tenant_lru import TenantLru
 
 __all__ = ["Reservation", "SharedCache"]
@@ -33,7 +33,7 @@ _CHECK_BYTES: Final = 1_024
 
 
 class Reservation:
-    """A range to write a feature into. Without a commit it is freed with this object."""
+    """A range to write a feature into. It is freed with this object and the last buffer over it."""
 
     __slots__ = ("_exporter", "nbytes", "offset")
 
@@ -46,9 +46,9 @@ class Reservation:
         return f"Reservation({self.nbytes:,} bytes from {self.offset:,})"
 
     def view(self) -> memoryview:
-        """Return the range, writable until the commit."""
+        """Return the range, writable."""
         if self._exporter is None:
-            raise ValueError(f"{self!r} has been committed or released")
+            raise ValueError(f"{self!r} has been released")
         return memoryview(self._exporter).cast("B")
 
     def release(self) -> None:
@@ -98,8 +98,9 @@ class SharedCache:
         self._base = ctypes.addressof(ctypes.c_ubyte.from_buffer(segment.memory))
         self._freed: deque[int] = deque()
         """Finalizers run in any thread, at any point: they only append here."""
-        self._nbytes = 0
-        self._evictions = 0
+        self.nbytes = 0
+        """Bytes of the ranges of the cached features."""
+        self.evictions = 0
         self._closed = False
 
     @classmethod
@@ -113,20 +114,10 @@ class SharedCache:
         return self.segment.size
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the ranges of the cached features."""
-        return self._nbytes
-
-    @property
     def occupied(self) -> int:
         """Bytes of all allocated ranges, including those that are reserved, or evicted and still being read."""
         self._collect()
         return self._arena.used
-
-    @property
-    def evictions(self) -> int:
-        """Number of features evicted so far to make room."""
-        return self._evictions
 
     @property
     def leases(self) -> int:
@@ -140,11 +131,7 @@ class SharedCache:
         return digest in self._idle or digest in self._leased
 
     def __repr__(self) -> str:
-        return f"SharedCache({len(self)} features, {self._nbytes:,} of {self.capacity:,} bytes, {self.leases} leases)"
-
-    def fileno(self) -> int:
-        """Return the segment's descriptor."""
-        return self.segment.fileno()
+        return f"SharedCache({len(self)} features, {self.nbytes:,} of {self.capacity:,} bytes, {self.leases} leases)"
 
     def nbytes_of(self, tenant: str) -> int:
         """Return the bytes of a tenant's ranges, including those that are reserved, or evicted and still being read."""
@@ -204,19 +191,6 @@ class SharedCache:
         self._ranges[offset] = _Range(tenant, nbytes, weakref.ref(exporter))
         return Reservation(exporter, offset, nbytes)
 
-    def commit(
-        self, digest: Digest, reservation: Reservation, modality: Modality, heads: Sequence[Head], layout: Layout
-    ) -> Feature:
-        """Cache the contents of a reservation, without a copy. The first feature under a digest stays.
-
-        The reservation is used up. Raises `ProtocolError` if the tensors do not fit into it.
-        """
-        view = reservation.view()
-        reservation.release()
-        if (cached := self.get(digest)) is not None:
-            return cached
-        return self._hold(digest, borrowed_feature(view, modality, heads, layout), reservation.offset, view)
-
     def lease(self, digest: Digest) -> Lease | None:
         """Let another process read a feature until it returns the lease; None if the feature is not cached."""
         entry = self._find(digest)
@@ -274,7 +248,7 @@ class SharedCache:
             self._idle[digest] = _Entry(digest, feature, tenant, offset, view.nbytes, view)
             self._room.add(tenant, digest)
             self._stuck.discard(offset)
-            self._nbytes += view.nbytes
+            self.nbytes += view.nbytes
         return feature
 
     def _place_of(self, feature: Feature) -> tuple[int, memoryview] | None:
@@ -311,7 +285,7 @@ class SharedCache:
         considered, unchecked = -1, min(len(self) * _CHECK_BYTES // nbytes, _MAX_UNCHECKED)
         while offset is None:
             if considered != len(self._stuck):
-                if self._arena.room_beside(self._stuck) < nbytes:
+                if self._arena.largest_gap_between(self._stuck) < nbytes:
                     return None
                 considered = len(self._stuck)
             if self._room.shares.fits(nbytes) and self._room.has_others(tenant):  # there is room, but not in one piece
@@ -328,16 +302,16 @@ class SharedCache:
     def _can_be_in_one_piece(self, nbytes: int, tenant: str) -> bool:
         """Return whether there is a range between what is in use and what other tenants are entitled to."""
         protected = {self._idle[digest].offset for digest in self._room.protected(tenant, nbytes)}
-        return self._arena.room_beside(protected | self._stuck) >= nbytes
+        return self._arena.largest_gap_between(protected | self._stuck) >= nbytes
 
     def _evict(self, digest: Digest) -> None:
         self._drop(self._idle.pop(digest))
-        self._evictions += 1
+        self.evictions += 1
 
     def _drop(self, entry: _Entry) -> None:
         self._room.remove(entry.tenant, entry.digest)
         self._stuck.add(entry.offset)  # until its last buffer is gone, possibly now
-        self._nbytes -= entry.nbytes
+        self.nbytes -= entry.nbytes
 
     def _collect(self) -> None:
         while self._freed:

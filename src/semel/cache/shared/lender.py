@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,24 +29,17 @@ _RETRY_S: Final = 0.01
 class Lender:
     """One connection to one worker, with leases on the ranges of one cache."""
 
-    def __init__(self, sock: socket.socket, cache: SharedCache, on_lost: Callable[[], None] | None = None) -> None:
+    def __init__(self, sock: socket.socket, cache: SharedCache) -> None:
         self._cache = cache
-        self._on_lost = on_lost
         self._out: set[int] = set()
-        self._closing = False
+        self.closed = False
+        """True if lending has ended."""
         self._ended = asyncio.Event()
         self._channel = Channel(sock, on_ids=self._returned, on_end=self._end)
 
     @classmethod
-    async def connect(
-        cls,
-        path: Path,
-        cache: SharedCache,
-        *,
-        on_lost: Callable[[], None] | None = None,
-        timeout_s: float = _CONNECT_TIMEOUT_S,
-    ) -> Self:
-        """Introduce the cache's segment to the worker at `path`. Calls `on_lost` if the worker disconnects.
+    async def connect(cls, path: Path, cache: SharedCache, *, timeout_s: float = _CONNECT_TIMEOUT_S) -> Self:
+        """Introduce the cache's segment to the worker at `path`.
 
         Raises `OSError` if no worker listens or answers in time, `ProtocolError` if the worker refuses.
         """
@@ -61,12 +53,7 @@ class Lender:
         except BaseException:
             sock.close()
             raise
-        return cls(sock, cache, on_lost)
-
-    @property
-    def closed(self) -> bool:
-        """True if lending has ended."""
-        return self._closing
+        return cls(sock, cache)
 
     @property
     def leases(self) -> int:
@@ -78,7 +65,7 @@ class Lender:
 
     def lend(self, digest: Digest) -> Lease | None:
         """Lend a feature to the worker; None if it is not cached, or no more leases are possible."""
-        if self._closing or len(self._out) >= MAX_LEASES:
+        if self.closed or len(self._out) >= MAX_LEASES:
             return None
         lease = self._cache.lease(digest)
         if lease is not None:
@@ -87,9 +74,9 @@ class Lender:
 
     def close(self) -> None:
         """Stop lending; the connection ends with the last lease."""
-        if self._closing:
+        if self.closed:
             return
-        self._closing, self._on_lost = True, None
+        self.closed = True
         if self._out:
             self._channel.finish()
         else:
@@ -104,20 +91,18 @@ class Lender:
             if lease_id in self._out:  # the worker may name leases that it does not have
                 self._out.discard(lease_id)
                 self._cache.give_back(lease_id)
-        if self._closing and not self._out:
+        if self.closed and not self._out:
             self._end()
 
     def _end(self) -> None:
         if self._ended.is_set():
             return
-        self._closing = True
+        self.closed = True
         self._ended.set()
         self._channel.close()
         for lease_id in self._out:
             self._cache.give_back(lease_id)
         self._out.clear()
-        if self._on_lost is not None:
-            self._on_lost()
 
 
 async def _connect(sock: socket.socket, path: Path) -> None:

@@ -16,7 +16,7 @@ from semel.cli.checks.finding import Finding, problem_of
 from semel.core.flag import GIB, MIB
 from semel.engine.vllm.compat.versions import installed_version, is_cpu_build
 from semel.processing.sandbox import Sandbox, kernel_sandbox
-from semel.web.address import bind
+from semel.web.listener import bind
 
 __all__ = [
     "Endpoint",

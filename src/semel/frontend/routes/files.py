@@ -44,8 +44,9 @@ from semel.frontend.http.download import Download
 from semel.frontend.middleware.authentication import tenant_name
 from semel.frontend.routes.openapi import DocumentedRoute, looks, takes
 from semel.frontend.service import FrontendState
-from semel.store import MediaStore, Upload
+from semel.store import Upload
 from semel.store.names import PURPOSES, parse_id
+from semel.store.store import MediaStore
 from semel.web.multipart import FORM
 from semel.web.openapi import JSON, shape
 from semel.web.responses import json_response

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from semel.core import Mask, Placeholder, Timeline
-from semel.encoder import CostAware, OldestReleased, Planner, Request, Residency
+from semel.encoder.eviction import CostAware, OldestReleased
+from semel.encoder.plan import Planner, Request
+from semel.encoder.residency import Residency
 from semel.lab.bench.eviction import Trace, bound, encode_cost
 from semel.lab.bench.report import Check, Report, describe_machine
 from semel.lab.bench.stepping import Kind, Stepper

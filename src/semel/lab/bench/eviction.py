@@ -14,7 +14,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from semel.encoder import Eviction, Residency
+from semel.encoder.eviction import Eviction
+from semel.encoder.residency import Residency
 
 __all__ = ["Trace", "bound", "encode_cost"]
 

@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from semel.core import LruMap, Placeholder, Timeline
-from semel.encoder import Planner, Request, Residency
+from semel.encoder.plan import Planner, Request
+from semel.encoder.residency import Residency
 from semel.lab.simulate.costs import Costs
 from semel.lab.simulate.workload import Ask
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from zlib import crc32
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, LruMap, Output, Submission
-from semel.encoder import Request
+from semel.encoder.plan import Request
 from semel.engine import ItemCacheWatcher
 from semel.engine.progress import AwakeClock, StepWatch
 from semel.errors import EngineFailed, FeatureMissing

@@ -1,4 +1,4 @@
-"""Image decoding: upright, opaque, 8-bit RGB, and only the first picture of a file.
+"""Image decoding: upright, opaque, 8-bit RGB, and only the first image of a file.
 
 A model sees what a person sees (threats S13): EXIF orientation is applied and no other, transparency becomes white, and
 16 bits become the upper 8. Sizes are checked against the file's header before anything is allocated (S5); frames after
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from semel.errors import MediaDegenerate, MediaError, MediaTooLarge, MediaUndecodable
+from semel.errors import MediaError, MediaTooLarge, MediaUndecodable
 from semel.media.decode.limits import DecodeLimits
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
     try:
         with _pillow_limit(limits.max_image_pixels):
             if (canvas := _webp_canvas(data)) is not None:
-                _check_size(canvas, limits)
+                limits.check_size(*canvas, name="image")
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-            _check_size(image.size, limits)
+            limits.check_size(*image.size, name="image")
             _check_scans(data)
             _load(image)
             return _opaque(_upright(image))
@@ -94,19 +94,6 @@ def _pillow_limit(max_pixels: int) -> Iterator[None]:
         yield
     finally:
         Image.MAX_IMAGE_PIXELS = before
-
-
-def _check_size(size: tuple[int, int], limits: DecodeLimits) -> None:
-    width, height = size
-    if min(size) < limits.min_image_side:
-        raise MediaDegenerate(
-            f"the image is {width}×{height}; each side needs {limits.min_image_side} pixels (--min-image-side)"
-        )
-    if width * height > limits.max_image_pixels:
-        raise MediaTooLarge(
-            f"the image is {width}×{height}, {width * height:,} pixels; the limit is {limits.max_image_pixels:,} "
-            f"(--max-image-pixels)"
-        )
 
 
 def _webp_canvas(data: bytes) -> tuple[int, int] | None:

@@ -1,11 +1,12 @@
-"""Limits on what media may decode to, and on what processing may use. Values only; the decoders enforce them."""
+"""Limits on what media may decode to, and on what processing may use. The decoders enforce them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
-from semel.core.flag import GIB, flag
+from semel.core.flag import GIB, Group, flag
+from semel.errors import MediaDegenerate, MediaTooLarge
 
 __all__ = ["CANON", "DecodeLimits", "ProcessingLimits"]
 
@@ -17,44 +18,38 @@ CANON: Final = 4
 class DecodeLimits:
     """Limits on what media may decode to."""
 
+    GROUP: ClassVar[Group] = "Media"
+
     max_image_pixels: int = flag(
-        178_956_970,
-        help="Maximum width × height of an image, or of a video's frame.",
-        group="Media",
-        unit="pixels",
-        min=1,
+        178_956_970, help="Maximum width × height of an image, or of a video's frame.", unit="pixels", min=1
     )
     """The default is Pillow's own limit against decompression bombs."""
 
-    min_image_side: int = flag(
-        2, help="Minimum length of the shorter side of an image or video, in pixels.", group="Media", min=1
-    )
+    min_image_side: int = flag(2, help="Minimum length of the shorter side of an image or video, in pixels.", min=1)
     """One-pixel images have crashed engines (threats S8)."""
 
-    max_audio_s: float = flag(
-        3_600.0, help="Maximum length of an audio clip, in seconds.", group="Media", unit="seconds", min=0.001
-    )
-    max_audio_channels: int = flag(64, help="Maximum number of channels of an audio clip.", group="Media", min=1)
-    """All channels are decoded and averaged."""
-
-    max_video_s: float = flag(
-        3_600.0, help="Maximum length of a video, in seconds.", group="Media", unit="seconds", min=0.001
-    )
+    max_audio_s: float = flag(3_600.0, help="Maximum length of an audio clip, in seconds.", unit="seconds", min=0.001)
+    max_audio_channels: int = flag(64, help="Maximum number of channels of an audio clip.", min=1)
+    max_video_s: float = flag(3_600.0, help="Maximum length of a video, in seconds.", unit="seconds", min=0.001)
     """Every frame up to the last sampled one must be decoded."""
 
-    max_video_frames: int = flag(
-        216_000, help="Maximum number of frames of a video, sampled or not.", group="Media", min=1
-    )
-    """The default is one hour at 60 frames per second."""
-
+    max_video_frames: int = flag(216_000, help="Maximum number of frames of a video, sampled or not.", min=1)
     max_video_pixels: int = flag(
-        400_000_000,
-        help="Maximum number of pixels of all sampled frames of a video together.",
-        group="Media",
-        unit="pixels",
-        min=1,
+        400_000_000, help="Maximum number of pixels of all sampled frames of a video together.", unit="pixels", min=1
     )
     """Each pixel takes 3 bytes during processing."""
+
+    def check_size(self, width: int, height: int, *, name: str) -> None:
+        """Refuse an image, or a video's frame, that is too small or too large; messages call it `name`."""
+        if min(width, height) < self.min_image_side:
+            raise MediaDegenerate(
+                f"the {name} is {width}×{height}; each side needs {self.min_image_side} pixels (--min-image-side)"
+            )
+        if width * height > self.max_image_pixels:
+            raise MediaTooLarge(
+                f"the {name} is {width}×{height}, {width * height:,} pixels; the limit is {self.max_image_pixels:,} "
+                f"(--max-image-pixels)"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,16 +103,7 @@ def _header(stream: av.VideoStream, container_duration: int | None) -> VideoHead
 
 
 def _check(header: VideoHeader, limits: DecodeLimits) -> None:
-    width, height = header.width, header.height
-    if min(width, height) < limits.min_image_side:
-        raise MediaDegenerate(
-            f"the video is {width}×{height}; each side needs {limits.min_image_side} pixels (--min-image-side)"
-        )
-    if width * height > limits.max_image_pixels:
-        raise MediaTooLarge(
-            f"the video is {width}×{height}, {width * height:,} pixels; the limit is {limits.max_image_pixels:,} "
-            f"(--max-image-pixels)"
-        )
+    limits.check_size(header.width, header.height, name=_NAME)
     if header.duration_s > limits.max_video_s:
         raise MediaTooLarge(f"the video is longer than the limit of {limits.max_video_s:g} s (--max-video-s)")
     if header.num_frames > limits.max_video_frames:

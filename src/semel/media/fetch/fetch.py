@@ -46,10 +46,6 @@ _OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
 )
 
 
-def _free(_: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
     """The operator's settings for fetches."""
@@ -130,14 +126,17 @@ class Fetcher:
         """Close all connections."""
         await self._downloader.close()
 
-    async def fetch(self, url: Url, tenant: Tenant, *, apart: bool = False, spend: Spend = _free) -> bytes:
+    async def fetch(self, url: Url, tenant: Tenant, *, apart: bool = False, spend: Spend = lambda _: None) -> bytes:
         """Return the bytes of a URL.
 
         `spend` is called before bytes are stored: part by part for the call that leads a fetch, all at once for a call
         that joins it or hits the cache. It is never called after this call has ended.
         """
-        with self._counted_refusal():
+        try:
             self._options.policy.check(url)
+        except MediaNotAllowed:
+            self._counts.outcomes["refused"] += 1
+            raise
         if isinstance(url, FileUrl):
             return await self._read_file(url, spend)
         key = tenant, url
@@ -226,14 +225,6 @@ class Fetcher:
         finally:
             self._counts.outcomes[outcome] += 1
             self._counts.seconds += time.monotonic() - begin
-
-    @contextmanager
-    def _counted_refusal(self) -> Iterator[None]:
-        try:
-            yield
-        except MediaNotAllowed:
-            self._counts.outcomes["refused"] += 1
-            raise
 
 
 _CHUNK_BYTES: Final = 1 << 20

@@ -98,10 +98,8 @@ class MediaPolicy:
     """The media URLs that may be fetched. By default: none."""
 
     allowed_domains: tuple[HostRule, ...] = ()
-    """Allowed hosts."""
-
     allow_http: bool = False
-    """Whether plain `http` is allowed, which others on the network path can read and change."""
+    """True allows plain `http`, which others on the network path can read and change."""
 
     allowed_networks: tuple[Network, ...] = ()
     """Allowed networks with addresses that are not public."""

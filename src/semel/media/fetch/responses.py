@@ -20,7 +20,7 @@ __all__ = ["ResponseCache", "ResponseKey", "StoredResponse"]
 ResponseKey = tuple[Tenant, WebUrl]
 
 _OVERHEAD_BYTES: Final = 2_048
-"""What an entry is charged besides its bytes and its texts: the objects that hold them."""
+"""The charge of an entry besides its bytes and its texts: the objects that hold them."""
 
 _HOP_BYTES: Final = 256
 """The same, for every URL."""
@@ -65,10 +65,6 @@ class ResponseCache:
             self._stored.put(key, (_charge(key, response), response))
         else:
             self._stored.pop(key)
-
-    def discard(self, key: ResponseKey) -> None:
-        """Remove a response, if cached."""
-        self._stored.pop(key)
 
 
 def _charge(key: ResponseKey, response: StoredResponse) -> int:

@@ -22,8 +22,6 @@ class FetchLimits:
         unit="bytes",
         min=1,
     )
-    """Counted during the download."""
-
     total_s: float = flag(
         30.0,
         "media-timeout-s",
@@ -32,7 +30,7 @@ class FetchLimits:
         unit="seconds",
         min=0.1,
     )
-    """For the whole fetch: waiting for a permit and a connection, redirects, headers and body."""
+    """Waiting for a permit and a connection included."""
 
     connect_s: float = 5.0
     """Seconds for opening one connection, including TLS."""

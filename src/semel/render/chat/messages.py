@@ -67,7 +67,7 @@ class Attachment:
     source: Source
     extra: Mapping[str, object] = field(default_factory=dict)
     name: str | None = None
-    """What the client calls it (`uuid`)."""
+    """The client's name for it (`uuid`)."""
 
     where: str = field(default="", compare=False)
     """The part of the request, for errors."""
@@ -110,11 +110,6 @@ class Conversation:
     def attachments(self) -> tuple[Attachment, ...]:
         """All attachments in the order of the messages."""
         return tuple(part for message in self.messages for part in message.parts if isinstance(part, Attachment))
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """All media in the order of the messages."""
-        return tuple(part.source for message in self.messages for part in message.parts if isinstance(part, Attachment))
 
     def strings(self) -> Iterator[str]:
         """Yield every string that a template might show."""

@@ -28,15 +28,15 @@ class ChatRenderer:
     template: ChatTemplate
     tokenizer: Tokenizer
     placeholders: Mapping[Modality, str]
-    """What stands for an item of a modality in the text: one token, unless `assembly` says `apply`."""
+    """The text for an item of a modality: one token, unless `assembly` says `apply`."""
     insertion: Insertion
     written: Mapping[Modality, str] = field(default_factory=dict)
     """The text that replaces a modality's placeholder token in the prompt, where it is more than the token."""
     interleaves: bool = False
-    """Whether items stay between their texts where the template takes texts only (vLLM: `interleave_mm_strings`)."""
+    """True if items stay between their texts where the template takes texts only (vLLM: `interleave_mm_strings`)."""
 
     assembly: Mapping[Modality, AssemblyKind] = field(default_factory=dict)
-    """How the items of a modality enter a prompt; one that is not listed is spliced."""
+    """The way in which items of a modality enter a prompt; one that is not listed is spliced."""
 
     _ids: dict[int, Modality] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -164,4 +164,4 @@ class ChatRequest:
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
     return_media_ids: bool = False
-    """Whether the ids of all items are wanted, by which later chats may name them."""
+    """True asks for the ids of all items, by which later chats may name them."""

@@ -28,9 +28,9 @@ def transcribe(
     if content_format == "openai":
         return [{"role": turn.role, "content": _content(turn), **turn.fields} for turn in conversation.messages]
     seen: Counter[Modality] = Counter()
-    line = _interleaved if interleaves else _line
     return [
-        {"role": turn.role, "content": line(turn, insertion, seen), **turn.fields} for turn in conversation.messages
+        {"role": turn.role, "content": _lines(turn, insertion, seen, interleaves=interleaves), **turn.fields}
+        for turn in conversation.messages
     ]
 
 
@@ -64,31 +64,23 @@ def _template_part(part: Part) -> dict[str, object]:
             return {"type": "tool_reference", "name": name}
 
 
-def _line(message: Message, insertion: Insertion, seen: Counter[Modality]) -> str:
-    """Return all items of the message, grouped by modality, then its texts: each on a line of its own."""
-    items: dict[Modality, list[str]] = {}
-    texts: list[str] = []
+def _lines(message: Message, insertion: Insertion, seen: Counter[Modality], *, interleaves: bool) -> str:
+    """Return the items and texts of the message, each on a line of its own.
+
+    All items come first, grouped by modality, unless `interleaves` keeps them in their places.
+    """
+    lines: list[tuple[Modality | None, str]] = []
     for part in message.parts:
         match part:
             case Text(text, _) | ToolReference(text):
-                texts.append(text)
+                lines.append((None, text))
             case Attachment(source, _):
                 seen[source.modality] += 1
-                items.setdefault(source.modality, []).append(insertion(source.modality, seen[source.modality]))
-    return "\n".join(filter(None, [*(text for group in items.values() for text in group), *texts]))
-
-
-def _interleaved(message: Message, insertion: Insertion, seen: Counter[Modality]) -> str:
-    """Return the items and texts of the message in their order: each on a line of its own."""
-    lines: list[str] = []
-    for part in message.parts:
-        match part:
-            case Text(text, _) | ToolReference(text):
-                lines.append(text)
-            case Attachment(source, _):
-                seen[source.modality] += 1
-                lines.append(insertion(source.modality, seen[source.modality]))
-    return "\n".join(filter(None, lines))
+                lines.append((source.modality, insertion(source.modality, seen[source.modality])))
+    if not interleaves:
+        groups = [*dict.fromkeys(modality for modality, _ in lines if modality is not None), None]
+        lines.sort(key=lambda line: groups.index(line[0]))
+    return "\n".join(text for _, text in lines if text)
 
 
 def _as_system(message: dict[str, object]) -> dict[str, object]:

@@ -58,8 +58,6 @@ class MediaFile:
     modality: Modality
     id: Digest
     where: str
-    """The part of the request that names it, for errors."""
-
     digest: Digest | None = None
     """The digest of the item, if it is known already."""
 

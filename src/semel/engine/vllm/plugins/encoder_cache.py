@@ -18,7 +18,8 @@ from typing import Any, Final, Self
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 from vllm.v1.request import RequestStatus
 
-from semel.encoder import CostAware, Eviction, Immediate, Key, OldestReleased, Residency, Settlement
+from semel.encoder.eviction import CostAware, Eviction, Immediate, Key, OldestReleased
+from semel.encoder.residency import Residency, Settlement
 from semel.engine.owner import end_with_owner
 from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat.internals import num_embeds

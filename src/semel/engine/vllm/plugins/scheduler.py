@@ -27,7 +27,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from semel.core import Mask, Placeholder, Timeline
-from semel.encoder import Planner, Request
+from semel.encoder.plan import Planner, Request
 from semel.engine.vllm.compat.internals import drop_encoder_outputs, forget_prefix
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, is_tested
 from semel.engine.vllm.grammars.following import Following

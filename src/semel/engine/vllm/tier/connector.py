@@ -32,7 +32,9 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECCo
 from vllm.platforms import current_platform
 
 from semel.core import Digest
-from semel.encoder import CostAware, Eviction, HostCache, OldestReleased, Slot, Step, Transfers
+from semel.encoder.eviction import CostAware, Eviction, OldestReleased
+from semel.encoder.host_cache import HostCache, Slot
+from semel.encoder.transfers import Step, Transfers
 from semel.engine.vllm.compat.internals import num_embeds
 from semel.engine.vllm.model.encoder_size import embedding_bytes
 from semel.engine.vllm.tier.config import TierConfig, tier_block_bytes

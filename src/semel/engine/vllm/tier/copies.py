@@ -25,8 +25,8 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, 
 from vllm.platforms import current_platform
 
 from semel.core import FORM_DTYPES, Form
-from semel.encoder import Load, Report, Save, Saved, Step
 from semel.encoder.extents import Extent
+from semel.encoder.transfers import Load, Report, Save, Saved, Step
 from semel.engine.vllm.tier.config import TierConfig
 from semel.engine.vllm.tier.shared_file import open_file
 from semel.errors import ConfigError

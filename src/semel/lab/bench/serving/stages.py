@@ -11,7 +11,7 @@ from semel.telemetry.scrape import Scrape
 __all__ = ["scrape", "stage_rows"]
 
 _SECONDS, _TIMES = (
-    Metric(f"{metrics.STAGE_SECONDS.name}_{part}", "counter", metrics.STAGE_SECONDS.help, metrics.STAGE_SECONDS.labels)
+    Metric(f"{metrics.STAGE_SECONDS.name}_{part}", metrics.STAGE_SECONDS.help, metrics.STAGE_SECONDS.labels)
     for part in ("sum", "count")
 )
 

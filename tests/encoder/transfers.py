@@ -12,8 +12,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel.encoder import HostCache, Key, Load, Report, Save, Saved, Slot, Step, Transfers
+from semel.encoder.eviction import Key
 from semel.encoder.extents import Extent
+from semel.encoder.host_cache import HostCache, Slot
+from semel.encoder.transfers import Load, Report, Save, Saved, Step, Transfers
 
 KEYS = range(5)
 PATIENCE = 4
@@ -68,7 +70,8 @@ class World:
     ) -> None:
         self.is_async = is_async
         self.host_cache = host_cache_class(blocks)
-        self.transfers = transfers_class(self.host_cache, ranks=ranks, patience=PATIENCE if is_async else None)
+        patience = PATIENCE if is_async else None
+        self.transfers = transfers_class(self.host_cache, ranks=ranks, patience=patience, adopts=not is_async)
         self.memory: list[Content | None] = [None] * blocks
         self.ranks = [Rank(number) for number in range(ranks)]
         self.mail: list[Report] = []
@@ -236,25 +239,3 @@ class RoomFirst(Transfers):
 
 
 MUTANTS = (FoundTooEarly, NeverPinned, FreeAtOnce, Remembering, AnyRank, ByKey, Impatient, RoomFirst)
-
-
-def test_a_request_that_was_preempted_in_the_step_neither_loads_nor_saves() -> None:
-    host_cache = HostCache(8)
-    transfers = Transfers(host_cache)
-    transfers.allocate("a", 0, "x", 2, 2)
-    assert transfers.plan({}, {"b"}) == Step()
-    assert host_cache.free == 8
-
-
-def test_a_step_that_was_closed_without_an_output_lets_its_slot_go() -> None:
-    """The encoder failed on it, or its output did not fit."""
-    host_cache = HostCache(8)
-    transfers = Transfers(host_cache)
-    for index, key in enumerate("xy"):
-        transfers.allocate("a", index, key, 2, 2)
-    step = transfers.plan({"a": [0, 1]}, {"a"})
-    transfers.take(Report(0, step.number, (Saved(step.saves["y"].transfer, (2, 8)),)))
-    assert host_cache.filled("x") is None
-    assert host_cache.filled("y") is not None
-    assert (host_cache.free, host_cache.reserved) == (6, 0)
-    assert (transfers.counts.saves, transfers.counts.lost) == (1, 1)
