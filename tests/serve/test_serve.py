@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import psutil
 import pytest
 
@@ -158,26 +157,6 @@ def test_tensors_that_the_model_cannot_take_are_the_client_s_fault_and_the_engin
     assert generated(served, theirs.body) == theirs.answer
 
 
-def test_the_openai_client_streams_a_chat_with_an_image(served: Served) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
-    (model,) = client.models.list().data
-    chat: Any = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "What is this?"}]}]
-    options: Any = {"include_usage": True}
-    whole = client.chat.completions.create(model=model.id, messages=chat, max_tokens=8, temperature=0)
-    chunks = list(
-        client.chat.completions.create(
-            model=model.id, messages=chat, max_tokens=8, temperature=0, stream=True, stream_options=options
-        )
-    )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert len(chunks) >= 8
-    assert whole.usage is not None
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert whole.usage.completion_tokens == 8
-
-
 def test_one_trace_goes_from_the_client_over_the_frontend_and_the_worker_into_the_engine(
     served: Served, collector: SpanCollector
 ) -> None:
@@ -206,46 +185,6 @@ def test_one_trace_goes_from_the_client_over_the_frontend_and_the_worker_into_th
     assert "8" in worker.attributes["gen_ai.usage.output_tokens"]
     assert f"[request {answer.headers['x-request-id']}] POST /v1/chat/completions 200" in served.log.read_text()
     assert served.metric("semel_spans_dropped_total") == 0
-
-
-def test_several_sequences_are_answered(served: Served) -> None:
-    reply = served.chat("hello", n=3, temperature=1.0, seed=1).json()
-    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([image_url(b"no picture")], "does not decode"),
-        ([image_url(b"")], "empty"),
-        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}}], "not valid base64"),
-        ([{"type": "image_url", "image_url": {"url": "ftp://x/y"}}], "data URL"),
-        ([{"type": "nonsense"}], "messages[0].content[0]"),
-    ],
-)
-def test_media_at_fault_is_a_400_that_says_what_is_wrong(served: Served, content: object, message: str) -> None:
-    reply = served.chat(content)
-    assert reply.status_code == 400
-    assert message in reply.json()["error"]["message"]
-    assert served.chat("still here").status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"presense_penalty": 1}, "presense_penalty: unknown field; did you mean presence_penalty"),
-        ({"n": 1_000_000}, "n: must be at most 128"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"seed": 10**30}, "seed"),
-        ({"temperature": -1.0}, "temperature must be non-negative"),
-    ],
-)
-def test_a_request_at_fault_is_a_400_that_says_what_is_wrong_S15(
-    served: Served, fields: dict[str, Any], message: str
-) -> None:
-    reply = served.chat("hello", **fields)
-    assert reply.status_code == 400
-    assert message in reply.json()["error"]["message"]
 
 
 def test_a_client_that_is_killed_mid_stream_is_aborted_in_the_engine_within_a_second(served: Served) -> None:
