@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from semel.compose import interpreter
-from semel.lab.bench import fleet_sessions
+from semel.lab.bench import fleet, fleet_sessions
 from semel.lab.bench.fleet import run, user_like
 from semel.lab.bench.report import Report
 from semel.lab.bench.settings import FleetOptions
@@ -15,7 +15,11 @@ from semel.lab.bench.settings import FleetOptions
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return run(options=FleetOptions(workers=200, sessions=12, items=300, seconds=1.0), quick=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "_MANY_ITEMS", 1_000)
+        patch.setattr(fleet_sessions, "_SETTLE_S", 0.1)
+        patch.setattr(fleet_sessions, "_ROUNDS", 2)
+        return run(options=FleetOptions(workers=200, sessions=12, items=300, seconds=1.0), quick=True)
 
 
 def value(report: Report, begins: str) -> float:

@@ -65,6 +65,7 @@ def looked_up() -> Iterator[Check]:
     return cache_bench._looking_up(turns=5)
 
 
+@pytest.mark.slow
 def test_what_needs_no_engine_keeps_its_limits() -> None:
     assert_limits(evicted(), slack=1.6)  # of a short trace; the same on every machine
     assert_limits(planned(), slack=2)
@@ -91,6 +92,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[], Iterator[Check]], float]
 
 
 # The mutant of B5 is found by counting, in tests/encoder/test_cost.py, and by the bench of releases where vLLM is.
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "wrong", "measure", "slack"), MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_of_the_encoder_makes_its_bench_fail(
     monkeypatch: pytest.MonkeyPatch,

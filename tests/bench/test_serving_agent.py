@@ -135,6 +135,21 @@ def test_a_slope_of_a_single_turn_is_none_and_no_ratio_to_it_meets_a_limit() -> 
 # Conversations.
 
 
+@pytest.fixture
+def plain_screens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Screens of as many bytes that nobody has to draw."""
+
+    def draw(one: Screens) -> bytes:
+        one.drawn += 1
+        return random.Random(f"{one.seed}/{one.drawn}").randbytes(200_000)
+
+    monkeypatch.setattr(Screens, "draw", draw)
+
+
+plain = pytest.mark.usefixtures("plain_screens")
+
+
+@plain
 def test_every_turn_sends_all_earlier_messages_byte_by_byte_and_one_new_screen() -> None:
     talk = Talk(Screens(1), {"max_pixels": 9})
     first, second, third = (json.loads(talk.next()) for _ in range(3))
@@ -194,10 +209,12 @@ async def check_each_screen_is_sent_once(server: Fake) -> None:
     assert max(look.sent_bytes for look in looks) < 1.5 * min(look.sent_bytes for look in looks)
 
 
+@plain
 async def test_by_reference_each_screen_is_sent_once_and_what_is_sent_is_counted_and_timed() -> None:
     await check_each_screen_is_sent_once(Fake())
 
 
+@plain
 async def test_a_mutant_server_that_returns_no_ids_is_found() -> None:
     class Forgetful(Fake):
         async def ask(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:
@@ -208,6 +225,7 @@ async def test_a_mutant_server_that_returns_no_ids_is_found() -> None:
         await check_each_screen_is_sent_once(Forgetful())
 
 
+@plain
 async def test_what_is_sent_again_counts_again() -> None:
     server, talk = Fake(), Talk(Screens(3), {})
     ask = by_reference(server)
@@ -219,6 +237,7 @@ async def test_what_is_sent_again_counts_again() -> None:
     assert second.latency_ms == 750.0
 
 
+@plain
 async def test_the_work_of_the_client_is_timed_apart() -> None:
     server = Fake(seconds=0.0)
     look = await by_reference(server)(Talk(Screens(1), {}).next())
@@ -226,6 +245,7 @@ async def test_the_work_of_the_client_is_timed_apart() -> None:
     assert (await inline(server)(Talk(Screens(1), {}).next())).client_ms == 0
 
 
+@plain
 async def test_a_refusal_ends_the_run_and_is_shown() -> None:
     server = Fake(status=500)
     for ask in (inline(server), by_reference(server)):
@@ -263,6 +283,7 @@ def floor_of(tmp_path: Path, images: int) -> Iterator[Floor]:
             process.kill()
 
 
+@plain
 @pytest.mark.timeout(60)
 async def test_semel_and_the_engine_in_process_take_turns_as_far_as_the_context_goes(tmp_path: Path) -> None:
     bench = Bench(Pair(*[Side(Server(()), Fake())] * 2), None, Images(1), Effort.of(quick=True), lambda *_: None)
@@ -280,6 +301,7 @@ async def test_semel_and_the_engine_in_process_take_turns_as_far_as_the_context_
     assert last.vllm.value == pytest.approx(35)
 
 
+@plain
 @pytest.mark.timeout(60)
 async def test_an_engine_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     with floor_of(tmp_path, images=1) as floor:

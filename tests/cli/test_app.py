@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import run_main
+
 
 def semel(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = Path(sys.executable).parent / "semel"
@@ -25,32 +27,32 @@ def test_key_makes_a_key_that_only_its_owner_reads_and_never_replaces_one(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     path = tmp_path / "fleet.key"
-    assert semel(*words, str(path)).returncode == 0
+    assert run_main(*words, str(path))[0] == 0
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_bytes()
-    again = semel(*words, str(path))
-    assert again.returncode == 2
-    assert "never overwritten" in again.stderr
+    code, printed = run_main(*words, str(path))
+    assert code == 2
+    assert "never overwritten" in printed
     assert path.read_bytes() == before
 
 
 def test_a_model_that_a_list_took_is_asked_for_before_the_list_and_no_key_is_shown() -> None:
-    done = semel("serve", "--api-key", "sk-secret", "model")
-    assert done.returncode == 2
-    assert "missing argument 'MODEL': what follows --api-key are its values" in done.stderr
-    assert "sk-secret" not in done.stderr
-    assert "--api-key" not in semel("serve").stderr
+    code, printed = run_main("serve", "--api-key", "sk-secret", "model")
+    assert code == 2
+    assert "missing argument 'MODEL': what follows --api-key are its values" in printed
+    assert "sk-secret" not in printed
+    assert "--api-key" not in run_main("serve")[1]
 
 
 def test_an_unknown_family_is_refused_by_the_ones_there_are(tmp_path: Path) -> None:
-    done = semel("testing", "model", "gpt-5", str(tmp_path / "tiny"))
-    assert done.returncode == 2
-    assert "qwen2-vl" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, printed = run_main("testing", "model", "gpt-5", str(tmp_path / "tiny"))
+    assert code == 2
+    assert "qwen2-vl" in printed
+    assert "Traceback" not in printed
 
 
 def test_a_collector_that_cannot_be_spoken_to_is_refused_before_anything_is_loaded() -> None:
-    done = semel("serve", "no-such-model", "--otlp-traces-endpoint", "collector:4318")
-    assert done.returncode == 2
-    assert "http://HOST:4318/v1/traces" in done.stderr
-    assert "Traceback" not in done.stderr
+    code, printed = run_main("serve", "no-such-model", "--otlp-traces-endpoint", "collector:4318")
+    assert code == 2
+    assert "http://HOST:4318/v1/traces" in printed
+    assert "Traceback" not in printed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semel.settings.secrets import create_key
-from tests.cli.test_app import semel
+from tests.commands import run_main
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,9 @@ from tests.cli.test_app import semel
 def test_a_flag_that_makes_no_sense_is_named_at_the_start(tmp_path: Path, flag: str, value: str) -> None:
     create_key(tmp_path / "key")
     worker, key_file = f"ipc://{tmp_path}/w.sock", str(tmp_path / "key")
-    done = semel("frontend", "tiny", "--skip-checks", "--worker", worker, "--fleet-key-file", key_file, flag, value)
-    assert done.returncode == 2
-    assert flag in done.stderr
-    assert value in done.stderr
-    assert "Traceback" not in done.stderr
+    command = ("frontend", "tiny", "--skip-checks", "--worker", worker, "--fleet-key-file", key_file, flag, value)
+    code, printed = run_main(*command)
+    assert code == 2
+    assert flag in printed
+    assert value in printed
+    assert "Traceback" not in printed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,9 +21,8 @@ from semel.settings.serve import ServeSettings
 from tests.waiting import until
 
 AT_ONCE = ServeSettings("m", serving=ServingSettings(server=ServerSettings(drain_s=0)))
-SHORT = "import sys; sys.exit(3)"
-LAST = "import os, sys; os.unlink(sys.argv[0]); sys.exit(3)"
-LONG = "import time; time.sleep(600)"
+SHORT = ["/bin/sh", "-c", "exit 3"]
+LONG = ["/bin/sh", "-c", "exec sleep 600"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def program(path: Path, text: str) -> list[str]:
     """A command that can be taken away."""
-    path.write_text(f"#!{sys.executable}\n{text}\n")
+    path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o700)
     return [str(path)]
 
@@ -73,7 +71,7 @@ async def test_a_restart_that_fails_is_tried_again_and_told(
     """The wrong implementation caught nothing: the keeper ended, and nobody looked at it."""
     spawn = Spawn(number, times=3)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
-    child = Child("worker", [sys.executable, "-c", SHORT])
+    child = Child("worker", SHORT)
     async with kept(child) as keeper:
         await until(lambda: child.starts >= 2, within_s=30)
         assert not keeper.done()
@@ -89,7 +87,7 @@ async def test_a_group_that_cannot_be_looked_at_does_not_end_its_keeper(monkeypa
     def nothing_left(_: Path) -> list[Path]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    child = Child("worker", [sys.executable, "-c", "import time; time.sleep(600)"])
+    child = Child("worker", LONG)
     monkeypatch.setattr(supervisor, "_GROUP_S", 0.0)
     async with kept(child) as keeper:
         await until(lambda: child.starts == 1)
@@ -104,7 +102,7 @@ async def test_a_group_that_cannot_be_looked_at_does_not_end_its_keeper(monkeypa
 async def test_a_keeper_that_cannot_go_on_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "create_subprocess_exec", Spawn(errno.ENOMEM, times=1_000))
     with pytest.raises(ServiceError, match="the worker cannot be started again, after 10 tries: Cannot allocate"):
-        await asyncio.wait_for(Child("worker", [sys.executable, "-c", SHORT]).keep(), 30)
+        await asyncio.wait_for(Child("worker", SHORT).keep(), 30)
 
 
 async def test_a_first_start_that_fails_is_not_waited_for(tmp_path: Path) -> None:
@@ -117,7 +115,7 @@ async def test_a_child_is_started_again_only_if_that_is_wanted_and_the_log_says_
     again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The wrong implementation said that it starts a child again, and its owner ended everything."""
-    child = Child("worker", [sys.executable, "-c", SHORT], on_exit=lambda _: again)
+    child = Child("worker", SHORT, on_exit=lambda _: again)
     async with kept(child) as keeper:
         await until(lambda: child.starts >= 2 if again else keeper.done(), within_s=30)
     assert (child.starts >= 2) is again
@@ -132,7 +130,7 @@ async def supervised(home: Path) -> int:
 def test_a_worker_that_ends_before_it_is_ready_is_not_started_again_and_serve_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    children = (Child("worker", [sys.executable, "-c", SHORT]), Child("frontend", [sys.executable, "-c", LONG]))
+    children = Child("worker", SHORT), Child("frontend", LONG)
     monkeypatch.setattr(serve, "_children", lambda *_: children)
     monkeypatch.setattr(serve, "_ask_ready", lambda _: (False, "waiting"))
     with pytest.raises(ConfigError, match="the worker could not start: it ended with code 3, and is not started again"):
@@ -156,10 +154,7 @@ def test_serve_ends_with_the_reason_when_nobody_keeps_a_child_running(
 ) -> None:
     """The wrong implementation waited for a signal only, for ever and without a worker."""
     path = tmp_path / "child"
-    children = (
-        Child("worker", program(path, LAST)),
-        Child("frontend", [sys.executable, "-c", LONG]),
-    )
+    children = Child("worker", program(path, 'rm "$0"; exit 3')), Child("frontend", LONG)
     monkeypatch.setattr(serve, "_children", lambda *_: children)
     monkeypatch.setattr(serve, "_ask_ready", lambda _: (ready, "waiting"))
     if not ready:

@@ -97,8 +97,7 @@ async def test_a_route_moves_the_main_cache_and_its_counters_if_it_executes_and_
     assert sorted(drawing.processed) == ([1, 2] if path in TAKES_ITEMS else [])
 
 
-@pytest.mark.slow
-async def test_a_thousand_requests_that_inspect_leave_no_trace_in_cache_order_or_counters_E1(
+async def test_a_hundred_requests_that_inspect_leave_no_trace_in_cache_order_or_counters_E1(
     app: Rig, drawing: Drawing
 ) -> None:
     for number in (0, 1, 2, 3, 4, 5, 6, 7, 3, 0):
@@ -107,7 +106,7 @@ async def test_a_thousand_requests_that_inspect_leave_no_trace_in_cache_order_or
     assert all(digest in drawing.cache for digest in digests)
     before = drawing.seen(), app.metrics("semel_mm_cache"), app.metrics("vllm:"), app.metrics("semel_flights")
     inspecting = [path for path, intent in INTENTS.items() if intent == "inspect"]
-    for number in range(1_000):
+    for number in range(100):
         path = inspecting[number % len(inspecting)]
         await app.ok(path, body_of(path, number % 13, number % 29))
     assert before == (drawing.seen(), app.metrics("semel_mm_cache"), app.metrics("vllm:"), app.metrics("semel_flights"))

@@ -51,7 +51,7 @@ from tests.store.stores import in_memory, store_over
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "a-client-s-key-0123456789"
-FEW = 2 + FACTOR
+FEW = 1 + FACTOR
 
 
 @cache
@@ -190,6 +190,7 @@ def test_what_fits_the_document_is_answered_as_it_says(chats: Served, label: str
     chats.examine(label, POSITIVE, count=FEW, change=usable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", TYPED)
 def test_what_breaks_the_document_is_refused_as_it_says(chats: Served, label: str) -> None:
     chats.examine(label, NEGATIVE, count=FEW, change=usable)

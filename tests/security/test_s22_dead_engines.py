@@ -2,7 +2,7 @@
 
 So does one on which they hang. Workers are processes, and all goes over real sockets. Who gets a strike stands in
 tests/fleet/test_quarantine.py, when an engine hangs in tests/engine/test_progress.py, what its worker does then in
-tests/worker/test_progress.py, and all of it with vLLM in tests/serve/test_hung_engine.py.
+tests/worker/test_progress.py. `scripts/faults` stops a vLLM.
 """
 
 from __future__ import annotations

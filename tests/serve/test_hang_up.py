@@ -1,4 +1,4 @@
-"""SIGHUP drains a service and does not end it unasked. In real processes, without a model.
+"""SIGHUP does not end a service unasked. In real processes, without a model.
 
 SIGHUP once ended every process at once: streams broke, and the fleet key of the run stayed in the temporary folder.
 """
@@ -63,7 +63,7 @@ def in_terminal(home: Path, *command: str) -> Iterator[tuple[subprocess.Popen[by
         process.wait(10)
 
 
-def shown(terminal: int) -> None:
+def discard_output(terminal: int) -> None:
     """Take what is printed, so that nobody has to wait for it."""
     with suppress(OSError):
         while os.read(terminal, 1 << 16):
@@ -85,7 +85,7 @@ def test_serve_drains_when_its_terminal_goes_and_leaves_no_key(tiny: Folder, tmp
     flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", DRAIN_S, "--preprocessing-processes", "1")
     with in_terminal(tmp_path, "testing", "serve", str(tiny("qwen2-vl")), *flags) as (process, terminal):
         copy = os.dup(terminal)
-        reading = threading.Thread(target=shown, args=(copy,), daemon=True)
+        reading = threading.Thread(target=discard_output, args=(copy,), daemon=True)
         reading.start()
         served = Served(process, f"http://127.0.0.1:{port}", tmp_path, tmp_path / "none.log", 0.0)
         until(lambda: served.ready()[0] or process.poll() is not None, 240)

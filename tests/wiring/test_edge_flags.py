@@ -137,6 +137,13 @@ def test_workers_are_those_of_dns_and_of_the_flag_with_the_keys_of_the_folder(ed
     assert f'semel_worker_connected{{worker="ipc://{edge.home}/nobody.sock"}} 0.0' in page
 
 
+def test_new_transport_keys_of_the_folder_are_taken_without_a_restart(edge: Edge) -> None:
+    worker = f'worker="tcp://127.0.0.1:{edge.at.worker_port}"'
+    assert edge.frontend.metric("semel_link_key_generation", worker) == 1
+    subprocess.run([SEMEL, "key", "rotate", edge.home / "keys"], check=True, capture_output=True, timeout=SOON_S)
+    until(lambda: edge.frontend.metric("semel_link_key_generation", worker) == 2, SOON_S)
+
+
 def test_a_service_of_kubernetes_is_asked_for(edge: Edge) -> None:
     until(lambda: "--worker-endpoint-slices spaces/workers:7000 cannot be read" in edge.frontend.text, SOON_S)
 

@@ -44,6 +44,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SOON_S = 40.0
 CHAT = "/deep/v1/chat/completions"
 ADMIN_KEY = "an-admin-key-0123456789"
+ADDED = "sk-added-0123456789abcdef"
 TEMPLATE = (
     "{% for m in messages %}WIRED {% if m.content is string %}text {{ m.content }}"
     "{% else %}parts {% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
@@ -196,6 +197,13 @@ def test_the_chat_template_and_its_format_are_the_operators(fleet: Fleet) -> Non
 def test_the_keys_of_the_file_are_needed(fleet: Fleet) -> None:
     assert fleet.ask("hello", BETA).status_code == 200
     assert fleet.ask("hello", "sk-other").status_code == 401
+
+
+def test_a_key_that_is_put_into_the_file_is_taken_without_a_restart_S25(fleet: Fleet) -> None:
+    assert fleet.ask("hello", ADDED).status_code == 401
+    _write_secret(fleet.home / "new", f"acme {ACME}\nbeta {BETA}\nacme {ADDED}\n")
+    (fleet.home / "new").replace(fleet.home / "keys")
+    until(lambda: fleet.ask("hello", ADDED).status_code == 200, SOON_S, every_s=0.5)  # refusals are slowed down
 
 
 def test_only_the_tenant_with_priority_may_set_one(fleet: Fleet) -> None:
