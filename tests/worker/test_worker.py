@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -348,6 +348,51 @@ async def test_a_request_that_is_cancelled_lets_its_features_go_without_a_garbag
                 await until(lambda: memory.leases == 0, within_s=1.0 if is_mutant else 20.0)
         finally:
             gc.enable()
+
+
+class _SlowlyClosed(EchoStream):
+    """Its abort takes two turns of the loop."""
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        await super().close()
+
+
+@pytest.mark.parametrize("is_mutant", [False, True])
+async def test_a_second_cancellation_does_not_lose_the_abort_and_a_complete_answer_needs_no_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mutant: bool
+) -> None:
+    """The mutant closes an answer that is not complete as it closes a complete one."""
+    shielded: list[object] = []
+    shield = asyncio.shield
+
+    def count(closing: Any) -> Any:
+        shielded.append(closing)
+        return closing if is_mutant else shield(closing)
+
+    monkeypatch.setattr(asyncio, "shield", count)
+    async with rig(tmp_path) as made:
+        (frontend,) = made.frontends
+        assert await frontend.ask() == expected([])
+        assert shielded == []
+        streams: list[_SlowlyClosed] = []
+
+        async def submit(_: Submission) -> EchoStream:
+            streams.append(_SlowlyClosed(made.engine, (1, 2), []))
+            return streams[0]
+
+        monkeypatch.setattr(made.engine, "submit", submit)
+        made.engine.pause_s = 60.0
+        stream = await frontend.submit()
+        (task,) = made.worker._tasks()
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        await asyncio.sleep(0)
+        assert len(shielded) == 1
+        assert streams[0].closed is not is_mutant
+        await stream.close()
 
 
 async def test_with_shared_memory_no_tensor_byte_passes_through_a_socket_D4(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ __all__ = [
     "SOCKET_NAME_CHARS",
     "add_validated",
     "communicator_segments",
+    "copy_params",
     "core_pids",
     "default_worker",
     "drop_encoder_outputs",
@@ -272,6 +274,13 @@ def item_size(item: Any) -> int:
     from vllm.multimodal.cache.base import MultiModalCache
 
     return int(MultiModalCache.get_item_size(item))
+
+
+def copy_params(params: Any) -> Any:
+    """Copy sampling parameters that several requests share: for each, vLLM adds the end of its answer to them."""
+    copied = copy(params)
+    copied._all_stop_token_ids = set(params._all_stop_token_ids)
+    return copied
 
 
 def skip_grammar_checks(params: Any) -> None:
