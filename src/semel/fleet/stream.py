@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self
 
 from semel.core import Contract, Digest, Feature, Output, Submission
@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 _OUTPUT_BYTES: Final = 400
+_STRIDE_TOKENS: Final = 16
+"""Tokens at a time of an answer that is not streamed: of 128 tokens worker and frontend see 9 outputs."""
+
 _LOGPROB_BYTES: Final = 140
 """Of one log probability and, once more, of its text: with 20 of them a token takes 5.6 KB, measured in a frontend."""
 
@@ -394,6 +397,11 @@ class StreamedAnswer:
 
 class BufferedAnswer(StreamedAnswer):
     """An answer that is given out when it is complete: until then another worker can begin it anew."""
+
+    @staticmethod
+    def in_strides(submission: Submission) -> Submission:
+        """Have the worker send the first token, and then some at a time, so that budgets and shares see it grow."""
+        return replace(submission, sampling={"stream_interval": _STRIDE_TOKENS, **submission.sampling})
 
     async def _next(self) -> Output:
         """The first output, once all of them are there: the others wait behind it."""
