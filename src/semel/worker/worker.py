@@ -291,7 +291,8 @@ class Worker:
                 features = dict(self._intake.features(peer, submit.request_id))
                 self._intake.close(peer, submit.request_id)
                 self._publisher.tell(peer)
-                self._send(peer, Accepted(submit.request_id))
+                if peer in self._frontends:
+                    self._listener.send_lazily(peer, Accepted(submit.request_id))
                 current_span().add_event("accepted")
                 if features:
                     await in_slices(_let_go(features))
