@@ -64,7 +64,7 @@ class CacheUpdates(Generic[_P]):
 
         self._last_round = self._changed = -inf
         self._has_changed = False
-        """Whether anything has changed since the last round began."""
+        """True if anything has changed since the last round began."""
 
     @property
     def due(self) -> float:

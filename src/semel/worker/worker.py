@@ -41,9 +41,8 @@ from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
-from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit
+from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit, ToFrontend
 from semel.wire.outputs import to_deltas
-from semel.wire.session import ToFrontend
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
 from semel.worker.cache_updates import CacheUpdates, Load
@@ -113,7 +112,7 @@ class Worker:
         self._intake: Intake[Peer] = Intake()
         self._publisher = Publisher(listener, CacheUpdates() if updates is None else updates)
         self._progress_s = progress_s
-        """How long the engine may be busy without a step; 0 for as long as it likes."""
+        """Seconds that the engine may be busy without a step; 0 for no limit."""
 
         self._died = asyncio.Event()
         self._hung = ""

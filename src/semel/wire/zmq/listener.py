@@ -22,12 +22,12 @@ from semel.core import Contract, Key
 from semel.errors import ConfigError
 from semel.wire.codec import Frames, encode, pack
 from semel.wire.events import Admitted, Closed, Event, Reset
-from semel.wire.handshake import NO_EPOCH
+from semel.wire.handshake import NO_EPOCH, WorkerHandshake
 from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.liveness import Timers
-from semel.wire.messages import INCARNATION_BYTES, NONCE_BYTES, Refusal, Status
-from semel.wire.session import Session, ToFrontend
+from semel.wire.messages import INCARNATION_BYTES, NONCE_BYTES, Refusal, Status, ToFrontend
+from semel.wire.session import Session
 from semel.wire.zmq.address import transport_keys
 from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, weight
 from semel.wire.zmq.sockets import ServerSockets, SessionSocket, ZmqServerSockets
@@ -112,7 +112,7 @@ class WorkerListener:
         """The keys that admitted sessions were opened with."""
 
         self._timers: Timers[_Identity] = Timers()
-        """When sessions have to beat, or are given up on."""
+        """The times at which sessions have to beat, or are given up on."""
 
         self._due: dict[_Identity, None] = {}
         """Sessions with messages to send, in order."""
@@ -275,15 +275,13 @@ class WorkerListener:
         self._flush_soon(identity)
 
     def _new_session(self, door: str) -> Session:
-        return Session.worker(
+        handshake = WorkerHandshake(
             keys=[one.link for one in self._keys.generations if door in {_ANY, one.link.id}],
             contract=self._contract,
             nonce=self._random.randbytes(NONCE_BYTES),
-            now=self._loop.time(),
             incarnation=self.incarnation,
-            limits=self._limits,
-            deadlines=self._deadlines,
         )
+        return Session(handshake, now=self._loop.time(), limits=self._limits, deadlines=self._deadlines)
 
     def _tell(self, identity: _Identity, events: list[Event]) -> None:
         for event in events:
