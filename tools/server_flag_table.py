@@ -14,7 +14,7 @@ from typing import Final
 
 from semel.engine.vllm.compat.flags import server_flags
 from semel.engine.vllm.compat.server_flags import ENGINE_FLAGS, FORMER_FLAGS, SERVER_FLAGS, ServerFlag
-from semel.engine.vllm.compat.source import SourceTree
+from tools.engine.versions import read_wheel
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "get-started" / "coming-from-vllm.md"
 BEGIN: Final = "<!-- begin server flags -->\n"
@@ -48,7 +48,7 @@ def page_with(text: str, page: str) -> str:
 def main(arguments: list[str]) -> Iterator[str]:
     """Write the table, or the flags of a wheel."""
     for wheel in arguments:
-        yield json.dumps(sorted(server_flags(SourceTree.wheel("vllm", Path(wheel)))), indent=2)
+        yield json.dumps(sorted(server_flags(read_wheel("vllm", Path(wheel)))), indent=2)
     if not arguments:
         PAGE.write_text(page_with(table(), PAGE.read_text()))
         yield str(PAGE)

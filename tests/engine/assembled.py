@@ -94,11 +94,9 @@ class Bench:
 
     def layout(self, modality: Modality, medium: Any) -> Layout:
         """The layout of an item that is alone in its prompt."""
-        from semel.engine.vllm.model.processor import _update
+        from semel.engine.vllm.model.prompt_rules import _updates
 
-        items = self.processor.info.parse_mm_data({modality: [medium]}, validate=False)
-        output = self.processor._apply_hf_processor_main(items, {})
-        content = _update(self.processor, modality, items, output, {}).content
+        content = _updates(self.processor, modality, medium)[0].content
         part = self.assembler.own_part(modality, content, self.family, self.config)
         mask = None if content.is_embed is None else Mask(content.is_embed(content.full)[part].tolist())
         return Layout(tuple(content.full[part]), None if mask is None or mask.count == len(mask) else mask)

@@ -36,7 +36,9 @@ class Sink:
         """Take all."""
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, **_: Any) -> Any:
-        request = self.input_processor.process_inputs(request_id, prompt, params, ("generate",))
+        request = prompt  # one that has items is checked before
+        if isinstance(prompt, dict):
+            request = self.input_processor.process_inputs(request_id, prompt, params, ("generate",))
         if request_id.startswith("grammar-"):
             await self.compile(request)
             return SimpleNamespace(request_id=request_id, get_nowait=lambda: _NOTHING, close=lambda: None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -192,6 +193,25 @@ async def broken_off(work: Any) -> Any:
 
 async def without_slices(work: Any) -> Any:
     return at_once(work)
+
+
+async def test_vllm_checks_a_request_once_whatever_items_it_has_and_says_nothing_of_how_it_comes(
+    started: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    processor = started.engine._llm.input_processor
+    check, checked = processor.process_inputs, Counter[str]()
+
+    def count(request_id: str, *rest: Any, **more: Any) -> Any:
+        checked[request_id] += 1
+        return check(request_id, *rest, **more)
+
+    monkeypatch.setattr(processor, "process_inputs", count)
+    sizes = (1, 2, item_builder.FEW_ITEMS, item_builder.FEW_ITEMS + 1)
+    for size in sizes:
+        stream = await started.engine.submit(submission_of(f"with {size}", size, started.token))
+        await stream.close()
+    assert [checked[f"with {size}"] for size in sizes] == [1, 1, 1, 1]
+    assert "EngineCoreRequest" not in caplog.text
 
 
 async def test_items_of_several_answers_go_to_the_engine_core_once(started: Started) -> None:

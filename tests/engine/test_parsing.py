@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from semel.core import AnswerParsing, Output
+from semel.core import AnswerParsing, Digest, Output, PrefetchedOutput
 from semel.engine.vllm.arguments import take_parser_flags
+from semel.engine.vllm.requests import sampling
 from semel.engine.vllm.requests.parsing import AnswerReader, ParserFlags, Parsers
 from semel.engine.vllm.requests.sampling import Defaults, refusals, sampling_params
+from semel.engine.vllm.tier.prefetch_params import set_prefetched
 from semel.errors import ConfigError, InvalidRequest
 from tests.serve.speaking import speaking
 
@@ -311,3 +313,41 @@ def test_all_else_concerns_the_parsers(parse: Parse) -> None:
     assert parsers.concerns(AnswerParsing(), {"structured_outputs": {"regex": "a"}})
     assert parse(HERMES).concerns(AnswerParsing(), {})
     assert parse(ParserFlags(), "qwen3").concerns(AnswerParsing(), {})
+
+
+def test_numbers_are_made_into_sampling_parameters_once_and_each_request_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Control: a text, which may be one tenant's secret, is made anew for each."""
+    made: list[Any] = []
+    make = sampling._checked_params
+
+    def count(given: Any) -> Any:
+        made.append(given)
+        return make(given)
+
+    monkeypatch.setattr(sampling, "_checked_params", count)
+    sampling._numeric_params.cache_clear()
+    first, second = (sampling_params({"temperature": 0.5, "top_k": 3}) for _ in range(2))
+    assert (first.temperature, first.top_k) == (0.5, 3)
+    assert first == second
+    assert len(made) == 1
+    set_prefetched(first, [PrefetchedOutput(1, Digest(bytes(Digest.size)), ((0, 1),), (1, 1, "float32"), 0)])
+    first.clone().update_from_generation_config({}, 7)
+    again = sampling_params({"temperature": 0.5, "top_k": 3})
+    assert again == second
+    assert again.extra_args is None
+    assert again.all_stop_token_ids == set()
+    for _ in range(2):
+        assert sampling_params({"top_k": 3, "stop": ["secret"]}).stop == ["secret"]
+    assert len(made) == 3
+
+
+def test_equal_numbers_of_other_types_are_not_taken_for_one_another() -> None:
+    assert sampling_params({"top_k": 1}).top_k == 1
+    for wrong in (1.5, "1", [1]):
+        with pytest.raises(InvalidRequest):
+            sampling_params({"top_k": wrong})
+    assert sampling_params({"logprobs": True}) == sampling_params({"logprobs": 1})
+    with pytest.raises(InvalidRequest):
+        sampling_params({"top_k": 1.0})

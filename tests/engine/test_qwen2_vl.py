@@ -157,6 +157,39 @@ async def test_closing_the_stream_aborts_the_request_in_the_engine(rig: Rig, goo
     await rig.answer(good)
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"seed": 5, "temperature": 1.0, "n": 2}, {"stop": ["e"], "min_tokens": 20}], ids=str
+)
+async def test_an_answer_in_strides_is_the_same_as_token_by_token(
+    rig: Rig, good: Rendered, more: dict[str, Any]
+) -> None:
+    """Control: without an interval each token is an output of its own."""
+
+    async def answer(**interval: int) -> tuple[list[list[int]], dict[int, list[Any]]]:
+        asked = {"max_tokens": 40, "min_tokens": 40, "logprobs": 2, **more, **interval}
+        stream = await rig.engine.submit(submission(good, **asked))
+        sizes: list[list[int]] = [[], []]
+        said: dict[int, list[Any]] = {}
+        async for output in stream:
+            sizes[output.index].append(len(output.token_ids))
+            whole = said.setdefault(output.index, ["", [], [], [], None])
+            whole[0] += output.text
+            whole[1] += output.token_ids
+            whole[2] += output.logprobs or ()
+            whole[3] += output.texts or ()
+            whole[4] = output.finish_reason, output.stop_reason
+        await stream.close()
+        return sizes, said
+
+    sizes, whole = await answer(stream_interval=16)
+    single, expected = await answer()
+    assert whole == expected
+    for strides, steps in zip(sizes, single, strict=True):
+        assert sum(strides) == sum(steps)
+        assert len(steps) == sum(steps) or more.get("n"), "several sequences may be read at once"
+        assert len(strides) <= 2 + sum(steps) // 16
+
+
 async def test_the_first_schema_does_not_choose_the_grammar_backend_for_all_S20(rig: Rig, good: Rendered) -> None:
     """On bare vLLM an integer with `multipleOf`, if it comes first, leaves every structural tag after it a 500."""
     await rig.engine.warm()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from semel.engine.vllm.compat.names import Name
 from semel.engine.vllm.compat.source import SourceTree
-from tools.engine.versions import Comparison, compare, names_for
+from tools.engine.versions import Comparison, compare, names_for, read_wheel
 
 OLD = {
     "shop/__init__.py": """
@@ -52,6 +52,6 @@ def test_a_wheel_is_read_as_a_folder_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in OLD.items():
             archive.writestr(name, text)
-    tree = SourceTree.wheel("shop", wheel)
+    tree = read_wheel("shop", wheel)
     assert compare(tree, "0.32", SourceTree("shop", OLD.get), NAMES) == Comparison((), (), ())
     assert tree.find("shop", "Till.nothing") is None

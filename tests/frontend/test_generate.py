@@ -79,7 +79,7 @@ async def test_what_was_rendered_is_taken_as_it_is_and_answered_as_the_chat_was(
     "fields",
     [
         {"temperature": 0.5, "max_tokens": 3, "seed": 7, "stop": ["x"], "priority": 3},
-        {"logprobs": True, "top_logprobs": 2, "n": 1},
+        {"logprobs": True, "top_logprobs": 2, "n": 1, "stream_interval": 3},
         {"logprobs": True, "logprob_token_ids": [1, 2]},
         {"structured_outputs": {"choice": ["a", "b"]}, "min_tokens": 1},
         {"bad_words": ["x"]},
@@ -93,7 +93,8 @@ async def test_every_rendering_of_ours_is_taken_with_the_same_sampling(app: Rig,
     reply = await app.post(GENERATE, rendered)
     assert reply.status_code == 200, reply.text
     assert app.engine.last is not None
-    assert app.engine.last.sampling == rendered["sampling_params"]
+    strides = {} if fields.get("stream") else {"stream_interval": 16}
+    assert app.engine.last.sampling == {**strides, **rendered["sampling_params"]}
     assert app.engine.last.cache_salt == fields.get("cache_salt")
 
 
@@ -102,7 +103,7 @@ async def test_text_is_completed_and_its_longest_answer_left_to_the_context(app:
         assert (await app.ok(GENERATE, rendered))["choices"][0]["token_ids"]
     await app.ok(GENERATE, {"token_ids": [1, 2], "sampling_params": {"temperature": 0.0}})
     assert app.engine.last is not None
-    assert app.engine.last.sampling == {"n": 1, "temperature": 0.0}
+    assert app.engine.last.sampling == {"stream_interval": 16, "n": 1, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ async def test_a_clip_is_answered_in_vllm_s_shape(speech: Rig, hearing: Hearing,
     assert reply.json() == {"text": "hello there", "usage": {"type": "duration", "seconds": 2}}
     assert hearing.begun() == ["<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"]
     (submission,) = hearing.asked
-    assert submission.sampling == {"temperature": 0.0}
+    assert submission.sampling == {"stream_interval": 16, "temperature": 0.0}
     assert submission.prompt.encoder_token_ids is not None
     assert settled(speech)
 
@@ -71,6 +71,7 @@ async def test_a_language_that_is_not_told_is_asked_of_the_model(speech: Rig, he
     assert (await send(speech)).json()["text"] == "hello there"
     asked, _ = hearing.asked
     assert asked.sampling == {
+        "stream_interval": 16,
         "max_tokens": 1,
         "temperature": 0.0,
         "allowed_token_ids": sorted(map(id_of, ("<|de|>", "<|en|>", "<|ja|>"))),

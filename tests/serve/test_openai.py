@@ -76,6 +76,22 @@ def test_every_way_to_sample_gives_the_same(both: Both, fields: dict[str, Any]) 
     both.chat(**{**fields, "extra_body": body}, cached=False)
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 2, "seed": 3, "temperature": 1.0, "stop": ["zz"]}], ids=["one", "two"])
+def test_a_long_answer_that_is_not_streamed_is_the_same_as_bare_vllm_s_and_as_a_stream(
+    both: Both, fields: dict[str, Any]
+) -> None:
+    """It comes in strides of 16 tokens from the engine. Control: in a stream each token is an event of its own."""
+    body = {**PLAIN, "ignore_eos": True, "return_token_ids": True}
+    asked = {**fields, "max_tokens": 70, "extra_body": body}
+    whole = both.chat(**asked)
+    streamed = both.stream(**asked, stream_options={"include_usage": True})
+    for choice in whole.choices:
+        said = streamed["choices"][choice.index]
+        assert said["content"] == choice.message.content
+        assert said["token_ids"] == choice.token_ids
+    assert streamed["usage"]["completion_tokens"] == whole.usage.completion_tokens
+
+
 @pytest.mark.parametrize("body", [{}, {"return_tokens_as_token_ids": True}, {"logprob_token_ids": [300, 301]}])
 @pytest.mark.parametrize("top", [0, 3])
 def test_log_probabilities_are_the_same_whole_and_streamed(both: Both, top: int, body: dict[str, Any]) -> None:

@@ -23,8 +23,9 @@ from semel.core import (
     Trace,
 )
 from semel.lab.testing.wire import MemoryWire, Mischief
+from semel.wire.handshake import FrontendHandshake, WorkerHandshake
 from semel.wire.limits import Deadlines, Limits
-from semel.wire.messages import NONCE_BYTES, Submit
+from semel.wire.messages import INCARNATION_BYTES, NONCE_BYTES, Submit
 from semel.wire.session import Session
 from semel.wire.translation import to_submit
 
@@ -97,17 +98,16 @@ def submit(request_id: str = "r1") -> Submit:
 def frontend_session(
     key: Key = KEY, *, now: float = 0.0, limits: Limits = SMALL, deadlines: Deadlines | None = None
 ) -> Session:
-    return Session.frontend(
-        key=key, frontend_id="f1", nonce=b"f" * NONCE_BYTES, now=now, limits=limits, deadlines=deadlines
-    )
+    handshake = FrontendHandshake(key=key, frontend_id="f1", nonce=b"f" * NONCE_BYTES)
+    return Session(handshake, now=now, limits=limits, deadlines=deadlines or Deadlines())
 
 
 def worker_session(
     key: Key = KEY, *, now: float = 0.0, limits: Limits = SMALL, deadlines: Deadlines | None = None
 ) -> Session:
-    return Session.worker(
-        keys=[key], contract=CONTRACT, nonce=b"w" * NONCE_BYTES, now=now, limits=limits, deadlines=deadlines
-    )
+    incarnation = bytes(INCARNATION_BYTES)
+    handshake = WorkerHandshake(keys=[key], contract=CONTRACT, nonce=b"w" * NONCE_BYTES, incarnation=incarnation)
+    return Session(handshake, now=now, limits=limits, deadlines=deadlines or Deadlines())
 
 
 class Pair:

@@ -26,6 +26,7 @@ from semel.wire.limits import Deadlines, Limits
 from semel.wire.messages import PROTOCOL, Abort, Accepted, Challenge, Delta, Hello, Message, Proof, Refusal, Status
 from semel.wire.session import Session
 from semel.wire.zmq import Backoff, Connected, FrontendLink, Peer, WorkerListener
+from semel.wire.zmq import listener as listener_module
 from tests.waiting import until
 from tests.wire import frontend_process
 from tests.wire.examples import CONTRACT, KEY, digest_of, feature_of_rows, same, submit
@@ -104,6 +105,27 @@ async def test_a_request_travels_there_and_its_answer_back_over_any_address(any_
         listener.send(peer, Delta("r1", 0, "hi", (1, 2), "stop"))
         assert await next_at_frontend(link, Accepted) == Accepted("r1")
         assert await next_at_frontend(link, Delta) == Delta("r1", 0, "hi", (1, 2), "stop")
+
+
+async def test_a_lazy_message_goes_with_the_next_one_and_alone_after_a_moment(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: another message is due at once."""
+    async with listen(address) as listener, FrontendLink(address, key=KEY, frontend_id="f1") as link:
+        await next_at_frontend(link, Connected)
+        peer, _ = await next_at_worker(listener, Admitted)
+        monkeypatch.setattr(listener_module, "_LAZY_S", 3600.0)
+        listener._flush()
+        listener.send_lazily(peer, Accepted("r1"))
+        assert (list(listener._due), list(listener._lazy)) == ([], [peer.identity])
+        listener.send(peer, Delta("r1", 0, "hi", (1, 2)))
+        assert list(listener._due) == [peer.identity]
+        assert await next_at_frontend(link, Accepted) == Accepted("r1")
+        assert await next_at_frontend(link, Delta) == Delta("r1", 0, "hi", (1, 2))
+        assert not listener._lazy
+        monkeypatch.setattr(listener_module, "_LAZY_S", 0.0)
+        listener.send_lazily(peer, Accepted("r2"))
+        assert await next_at_frontend(link, Accepted) == Accepted("r2")
 
 
 async def test_many_frontends_are_told_apart(address: str) -> None:

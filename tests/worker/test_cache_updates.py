@@ -52,6 +52,32 @@ def test_a_few_frontends_are_told_within_20_ms_and_many_within_the_announce_inte
         assert updates.due == pytest.approx(10.005 + within_s)
 
 
+def test_an_only_frontend_is_told_no_load_but_a_lower_one_than_it_was_told_and_a_second_one_gets_the_sum_at_once() -> (
+    None
+):
+    """Control: with two frontends each change is told, as it was to one."""
+    updates: CacheUpdates[int] = CacheUpdates()
+    updates.join(1)
+    for load in (1, 2, 1, 0, 1):
+        updates.set_load(Load(load), 1.0)
+        assert updates.due == inf
+    updates.set_load(Load(2), 1.0)
+    (first,) = updates.join(2)
+    assert first.load == Load(2)
+    updates.set_load(Load(2, 1), 2.0)
+    (both,) = updates.next_turn(updates.due)
+    assert (both.peers, both.load) == ((1, 2), Load(2, 1))
+    updates.leave(2)
+    updates.set_load(Load(3, 1), 3.0)
+    assert updates.due == inf
+    updates.set_load(Load(1), 3.0)
+    (rest,) = updates.next_turn(updates.due)
+    assert (rest.peers, rest.load) == ((1,), Load(1)), "those of the one that has left are gone"
+    updates.hold(digest_of(1), INFO, 4.0)
+    (items,) = updates.concerning(1)
+    assert items.load == Load(1)
+
+
 def test_frontends_that_know_as_much_get_one_message_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates_module, "_PEERS_PER_TURN", 100)
     updates: CacheUpdates[int] = CacheUpdates()

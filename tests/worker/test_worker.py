@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -22,6 +23,7 @@ from semel.lab.testing.engine import EchoStream
 from semel.wire.messages import Status
 from semel.wire.translation import to_submit
 from semel.wire.zmq import LinkSession
+from semel.wire.zmq import listener as listener_module
 from semel.worker import worker as worker_module
 from semel.worker.worker import Worker
 from tests.effort import examples
@@ -348,6 +350,75 @@ async def test_a_request_that_is_cancelled_lets_its_features_go_without_a_garbag
                 await until(lambda: memory.leases == 0, within_s=1.0 if is_mutant else 20.0)
         finally:
             gc.enable()
+
+
+class _SlowlyClosed(EchoStream):
+    """Its abort takes two turns of the loop."""
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        await super().close()
+
+
+@pytest.mark.parametrize("is_mutant", [False, True])
+async def test_a_second_cancellation_does_not_lose_the_abort_and_a_complete_answer_needs_no_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mutant: bool
+) -> None:
+    """The mutant closes an answer that is not complete as it closes a complete one."""
+    shielded: list[object] = []
+    shield = asyncio.shield
+
+    def count(closing: Any) -> Any:
+        shielded.append(closing)
+        return closing if is_mutant else shield(closing)
+
+    monkeypatch.setattr(asyncio, "shield", count)
+    async with rig(tmp_path) as made:
+        (frontend,) = made.frontends
+        assert await frontend.ask() == expected([])
+        assert shielded == []
+        streams: list[_SlowlyClosed] = []
+
+        async def submit(_: Submission) -> EchoStream:
+            streams.append(_SlowlyClosed(made.engine, (1, 2), []))
+            return streams[0]
+
+        monkeypatch.setattr(made.engine, "submit", submit)
+        made.engine.pause_s = 60.0
+        stream = await frontend.submit()
+        (task,) = made.worker._tasks()
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        await asyncio.sleep(0)
+        assert len(shielded) == 1
+        assert streams[0].closed is not is_mutant
+        await stream.close()
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+async def test_of_a_text_an_only_frontend_hears_nothing_but_the_answer_with_its_acceptance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frontends: int
+) -> None:
+    """Control: each of two frontends is told the load of both. An acceptance alone would come in an hour."""
+    monkeypatch.setattr(listener_module, "_LAZY_S", 3600.0)
+    async with rig(tmp_path, frontends=frontends) as made:
+        await until(lambda: all(one.worker._settled.is_set() for one in made.frontends))
+        statuses: list[object] = []
+        monkeypatch.setattr(made.listener, "send_all", lambda peers, status: statuses.append((peers, status)))
+        for _ in range(5):
+            assert await made.frontends[0].ask() == expected([])
+        made.engine.pause_s = 3600.0
+        asking = asyncio.create_task(made.frontends[0].ask())
+        await until(lambda: made.worker._running == 1)
+        if frontends == 1:
+            assert made.worker._publisher._updates.due == inf
+        else:
+            await until(lambda: bool(statuses))
+        assert (statuses == []) is (frontends == 1)
+        assert made.frontends[0].worker.load == 1
+        asking.cancel()
 
 
 async def test_with_shared_memory_no_tensor_byte_passes_through_a_socket_D4(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ the version, it is used itself.
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,19 +29,40 @@ from typing import Final
 
 import httpx
 
-from semel.engine.vllm.compat.names import BENCH_NAMES, NAMES, Name, is_before, to_release
-from semel.engine.vllm.compat.source import SourceTree
+from semel.engine.vllm.compat.names import NAMES, Name, to_release
+from semel.engine.vllm.compat.source import Definition, SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version, lacks
 from semel.lab.bench.ports import free_port
 from semel.lab.testing.models import build
 from tools.engine.sixteen import SIXTEEN, ProbeAnswer, ask_sixteen, differences
 
-__all__ = ["Comparison", "compare", "names_for"]
+__all__ = ["BENCH_NAMES", "Comparison", "code_digest", "compare", "names_for", "read_wheel"]
 
 ROOT: Final = Path(__file__).parents[2]
 _FLAGS: Final = ("--enforce-eager", "--dtype", "float32", "--max-model-len", "4096", "--seed", "0")
 _KV: Final = ("--kv-cache-memory-bytes", "512M")
 _START_S: Final = 1_800.0
+BENCH_NAMES: Final = tuple(
+    Name(f"vllm.{module}", name, (), "semel bench")
+    for module, names in (
+        ("distributed.device_communicators.shm_object_storage", "SingleWriterShmObjectStorage"),
+        ("distributed.device_communicators.shm_object_storage", "SingleWriterShmRingBuffer"),
+        ("entrypoints.cli.serve", "ServeSubcommand"),
+        ("entrypoints.openai", "api_server"),
+        ("entrypoints.serve.utils.api_utils", "cli_env_setup"),
+        ("multimodal.inputs", "MultiModalFeatureSpec"),
+        ("multimodal.utils", "get_mm_features_in_window"),
+        ("renderers", "renderer_from_config"),
+        ("v1.engine.input_processor", "InputProcessor"),
+        ("v1.kv_cache_interface", "FullAttentionSpec KVCacheConfig KVCacheGroupSpec"),
+        ("v1.request", "Request"),
+        ("v1.serial_utils", "MsgpackEncoder"),
+        ("v1.structured_output", "StructuredOutputManager"),
+    )
+    for name in names.split()
+)
+"""Names that only benchmarks use: no worker is refused for the want of them."""
+
 _ALL: Final = (*NAMES, *BENCH_NAMES)
 _END_S: Final = 30.0
 _INSTALL_S: Final = 3_600.0
@@ -79,15 +103,39 @@ def compare(source: SourceTree, release: str, reference: SourceTree, names: Sequ
             continue  # it was elsewhere in the reference
         elif here.parameters != there.parameters:
             resigned.append(f"{name.module}.{name.path}: {_change(there.parameters, here.parameters)}")
-        elif here.digest != there.digest:
+        elif code_digest(here) != code_digest(there):
             changed.append(f"{name.module}.{name.path}")
     return Comparison(tuple(missing), tuple(dict.fromkeys(resigned)), tuple(dict.fromkeys(changed)))
 
 
 def names_for(release: str, names: Sequence[Name] = _ALL) -> list[Name]:
     """Return what a release should have; one that is older than all in the table, what the oldest of them has."""
-    known = TESTED[0] if is_before(release, TESTED[0]) else release
+    oldest = TESTED[0]
+    known = oldest if _number(release) < _number(oldest) else release
     return [name for name in names if name.is_in(known)]
+
+
+def read_wheel(package: str, file: Path) -> SourceTree:
+    """Return the source of a package in a wheel."""
+    archive = zipfile.ZipFile(file)
+    names = frozenset(archive.namelist())
+    return SourceTree(package, lambda path: archive.read(path).decode("utf-8") if path in names else None)
+
+
+def code_digest(definition: Definition) -> str:
+    """Return the hash of a definition's code, without comments and documentation, whatever its layout."""
+    copied = ast.parse(ast.unparse(definition.code))
+    for part in ast.walk(copied):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) and part.body:
+            first = part.body[0]
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                part.body = part.body[1:] or [ast.Pass()]
+    return hashlib.sha256(ast.dump(copied).encode()).hexdigest()[:16]
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
 
 
 def main() -> None:
@@ -112,7 +160,7 @@ def _compare_statically(version: str, folder: Path) -> bool:
     began = time.monotonic()
     reference = SourceTree.installed("vllm")
     assert reference is not None
-    source = reference if version == installed_version() else SourceTree.wheel("vllm", _wheel(version, folder))
+    source = reference if version == installed_version() else read_wheel("vllm", _wheel(version, folder))
     found = compare(source, to_release(version), reference)
     for line in found.lines:
         _say(line)

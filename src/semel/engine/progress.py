@@ -82,7 +82,7 @@ class StepWatch:
         self._suspensions = 0
         self._waited_s = 0.0
         self._since: float | None = None
-        """When the clock began to run; None while it does not."""
+        """Start of the clock's current run; None while it does not run."""
 
     @property
     def waited_s(self) -> float:

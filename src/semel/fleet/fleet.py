@@ -253,6 +253,8 @@ class Fleet:
         content = Content.of(submission)
         if self._health.quarantine.has_isolated_retry(content):
             await self._wait_for_isolated_retry(content)
+        if kind is BufferedAnswer:
+            submission = BufferedAnswer.in_strides(submission)
         while (successor := self._successors.get(worker)) is not None:
             worker = successor
         failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)

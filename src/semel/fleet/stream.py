@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self
 
 from semel.core import Contract, Digest, Feature, Output, Submission
@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 _OUTPUT_BYTES: Final = 400
+_STRIDE_TOKENS: Final = 16
+"""Tokens at a time of an answer that is not streamed: of 128 tokens worker and frontend see 9 outputs."""
+
 _LOGPROB_BYTES: Final = 140
 """Of one log probability and, once more, of its text: with 20 of them a token takes 5.6 KB, measured in a frontend."""
 
@@ -45,7 +48,7 @@ def lost(*, is_death: bool) -> WorkerLost:
 
 
 class AnswerRoom(Protocol):
-    """Where the memory of an answer is charged."""
+    """The room that the memory of an answer is charged to."""
 
     free_outputs: int
     """So many plain outputs may wait uncharged: a reader that keeps up costs nothing."""
@@ -68,7 +71,7 @@ class Sender(Protocol):
 
     @property
     def contract(self) -> Contract:
-        """What the worker's engine expects."""
+        """The contract of the worker's engine."""
         ...
 
     def abort(self, stream: RemoteStream) -> None:
@@ -92,7 +95,7 @@ class RemoteStream:
 
         self.contract = worker.contract
         self.features: dict[Digest, Feature] = dict(submission.features)
-        """What is at hand, until the worker has it."""
+        """The features at hand, until the worker has them."""
 
         self.sent: set[Digest] = set()
         self.items = Counter(submission.prompt.items)
@@ -105,15 +108,15 @@ class RemoteStream:
 
         self._room: AnswerRoom | None = None
         self._sizes: deque[int] = deque()
-        """What each of them is charged, once there is a room."""
+        """The bytes that each of them is charged, once there is a room."""
 
         self._error: SemelError | None = None
         self._has_overflowed = False
-        """Whether outputs that waited were dropped."""
+        """True if outputs that waited were dropped."""
 
         self._is_closed = False
         self._is_resumable = False
-        """Whether the error is one that another worker may not make."""
+        """True if the error is one that another worker may not make."""
 
         sequences = submission.sampling.get("n", 1)
         assert isinstance(sequences, int)
@@ -140,7 +143,7 @@ class RemoteStream:
         return self.pop()
 
     def is_over(self) -> bool:
-        """Whether no output will come any more, or raise what ended the stream. Otherwise `changed` tells of more."""
+        """Return whether no more output comes, or raise what ended the stream. Otherwise `changed` tells of more."""
         if self._unfinished or self._has_overflowed:
             if self._is_closed:
                 raise ServiceError("the answer was closed while it was waited for")
@@ -183,17 +186,17 @@ class RemoteStream:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the worker has nothing more to say to it."""
+        """True if the worker has nothing more to say to it."""
         return not self._unfinished or self._error is not None or self._is_closed
 
     @property
     def goes_on_elsewhere(self) -> bool:
-        """Whether its worker failed it, but not for good: another will answer, and count its items."""
+        """True if its worker failed it, but not for good: another will answer, and count its items."""
         return self._is_resumable and self._watcher is not None and self._watcher.goes_on(self._has_begun)
 
     @property
     def _has_begun(self) -> bool:
-        """Whether there was an output: what its items are made of is let go then."""
+        """True if there was an output: what its items are made of is let go then."""
         return self._make is None
 
     async def feature(self, digest: Digest) -> Feature:
@@ -394,6 +397,11 @@ class StreamedAnswer:
 
 class BufferedAnswer(StreamedAnswer):
     """An answer that is given out when it is complete: until then another worker can begin it anew."""
+
+    @staticmethod
+    def in_strides(submission: Submission) -> Submission:
+        """Have the worker send the first token, and then some at a time, so that budgets and shares see it grow."""
+        return replace(submission, sampling={"stream_interval": _STRIDE_TOKENS, **submission.sampling})
 
     async def _next(self) -> Output:
         """The first output, once all of them are there: the others wait behind it."""

@@ -65,9 +65,6 @@ class RemoteWorker:
         self.name = link.address
         """Where it listens."""
 
-        self.running = 0
-        """Requests that the worker's engine is answering, of all frontends, as it last told."""
-
         self.generation = 0
         """Of the transport keys that its last session was opened with."""
 
@@ -341,8 +338,7 @@ class RemoteWorker:
 
     def _take_status(self, status: Status) -> None:
         self._ledger.announce(to_announcement(status))
-        self.running = status.running + status.waiting
-        self._others = max(0, self.running - len(self._unanswered))
+        self._others = max(0, status.running + status.waiting - len(self._unanswered))
         self._on_load()
         if not status.more:
             self._settled.set()
@@ -399,7 +395,7 @@ class RemoteWorker:
             self._forgetting = asyncio.get_running_loop().call_later(_REMEMBER_S, self._ledger.forget)
         self._transfers.clear()
         self._lending.stop()
-        self.running = self._others = 0
+        self._others = 0
         self._unanswered.clear()
         self._on_load()
         for stream in list(self._streams.values()):

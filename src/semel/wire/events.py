@@ -5,20 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from semel.core import Contract, Digest, Feature
-from semel.wire.messages import (
-    Abort,
-    Accepted,
-    Delta,
-    Drain,
-    Draining,
-    Failed,
-    Forget,
-    Lend,
-    Need,
-    Resume,
-    Status,
-    Submit,
-)
+from semel.wire.messages import Resume, ToFrontend, ToWorker
 
 __all__ = ["Admitted", "Arrived", "Closed", "Event", "Opened", "Reset", "Violation"]
 
@@ -41,7 +28,7 @@ class Admitted:
     """Which of the worker's keys."""
 
     resume: Resume | None = None
-    """How much it says that it knows."""
+    """The state that it says it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +60,7 @@ class Reset:
     message: str
 
 
-Event = (
-    Opened
-    | Admitted
-    | Submit
-    | Arrived
-    | Lend
-    | Abort
-    | Drain
-    | Accepted
-    | Delta
-    | Failed
-    | Draining
-    | Status
-    | Need
-    | Forget
-    | Closed
-    | Reset
-)
+Event = Opened | Admitted | Arrived | ToWorker | ToFrontend | Closed | Reset
 
 
 class Violation(Exception):

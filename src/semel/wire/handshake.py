@@ -7,7 +7,7 @@
                               ◄──         Welcome(contract)            or Refusal
 
 These classes do no I/O, and each object makes one attempt. Nonces are arguments, so that tests are exact; each must be
-used once.
+random and used once.
 """
 
 from __future__ import annotations

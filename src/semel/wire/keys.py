@@ -41,10 +41,10 @@ class Generation:
     """The public key of the other role."""
 
     link: Key
-    """What both roles prove in a handshake."""
+    """The key that both roles prove in a handshake."""
 
     made_s: int = field(default=0, compare=False)
-    """When it was made, in seconds of Unix time; nothing is decided by it."""
+    """Its creation, in seconds of Unix time; nothing is decided by it."""
 
     def __post_init__(self) -> None:
         if self.number < 0:

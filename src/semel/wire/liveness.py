@@ -26,7 +26,7 @@ class Liveness:
         self._began = self._heard = self._beat = self._active = now
         self._is_open = False
         self.has_acted = False
-        """Whether something was sent that is more than a sign of life; its sender sets it."""
+        """True if something was sent that is more than a sign of life; its sender sets it."""
 
     def open(self, now: float) -> None:
         """Both ends have proved that they have the key."""
@@ -47,7 +47,7 @@ class Liveness:
         self._began = max(self._began, now + grace_s - self._deadlines.handshake_s)
 
     def takes_beat(self, now: float) -> bool:
-        """Whether a heartbeat is due; then the next one is due later."""
+        """Return whether a heartbeat is due; then the next one is due later."""
         if self.has_acted:
             self._note_activity(now)
         if now < self._beat:

@@ -50,6 +50,8 @@ __all__ = [
     "Status",
     "Submit",
     "TensorHead",
+    "ToFrontend",
+    "ToWorker",
     "Welcome",
     "Withdraw",
     "WorkerMessage",
@@ -164,7 +166,7 @@ class Submit(Struct, frozen=True, array_like=True, tag=26):
     sampling: dict[str, Any]
     cache_salt: str | None = None
     encoder: bool = False
-    """Whether the items are the encoder's, and the token ids the decoder's."""
+    """True if the items are the encoder's, and the token ids the decoder's."""
 
     payloads: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
     parsing: AnswerParsing | None = None
@@ -332,7 +334,7 @@ class Status(Struct, frozen=True, array_like=True, tag=49):
     """Each distinct layout once."""
 
     more: bool = False
-    """Whether slices of all that the engine has are still to come. The frontend then says at once what it has read."""
+    """True if slices of all that the engine has are still to come. The frontend then says at once what it has read."""
 
 
 class Need(Struct, frozen=True, array_like=True, tag=47):
@@ -345,6 +347,12 @@ class Need(Struct, frozen=True, array_like=True, tag=47):
 class Forget(Struct, frozen=True, array_like=True, tag=48):
     """Worker: an operator has reset it; drop the cached features."""
 
+
+ToWorker = Submit | Lend | Abort | Drain
+"""The messages that a frontend may send."""
+
+ToFrontend = Accepted | Delta | Failed | Draining | Status | Need | Forget
+"""The messages that a worker may send."""
 
 FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Lend | Drain | Heartbeat | Credit | Bye
 WorkerMessage = (

@@ -15,19 +15,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
-from semel.core import Contract, Digest, Feature, Key
+from semel.core import Digest, Feature
 from semel.errors import ProtocolError
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, Buffer, Envelope, Frames, decode, encode, pack, size_of
 from semel.wire.events import Closed, Event, Reset, Violation
-from semel.wire.handshake import NO_EPOCH, FrontendHandshake, Handshake, WorkerHandshake
+from semel.wire.handshake import NO_EPOCH, Handshake
 from semel.wire.limits import Deadlines, Limits
 from semel.wire.liveness import Liveness
 from semel.wire.messages import (
-    INCARNATION_BYTES,
-    Abort,
-    Accepted,
     Bye,
     Chunk,
     Credit,
@@ -35,31 +32,22 @@ from semel.wire.messages import (
     Deltas,
     Drain,
     Draining,
-    Failed,
-    Forget,
     FrontendMessage,
     Heartbeat,
-    Lend,
     Message,
-    Need,
     Payload,
     Refusal,
-    Resume,
     Status,
     Submit,
+    ToFrontend,
+    ToWorker,
     Withdraw,
     WorkerMessage,
 )
 from semel.wire.outputs import is_large
 from semel.wire.transfer import Inbound, Outbound
 
-__all__ = ["Session", "ToFrontend", "ToWorker", "Traffic"]
-
-ToWorker = Submit | Lend | Abort | Drain
-"""The messages that a frontend may send."""
-
-ToFrontend = Accepted | Delta | Failed | Draining | Status | Need | Forget
-"""The messages that a worker may send."""
+__all__ = ["Session", "Traffic"]
 
 _CLOSED: Final = "closed"
 _MAX_DELTAS: Final = 256
@@ -67,10 +55,11 @@ _CREDITS_PER_WINDOW: Final = 4
 _ROOMS_PER_LIMIT: Final = 2  # with half the limit unread, a peer that reads should have reported
 
 _State = Literal["opening", "open", "ended"]
+_ForOwner = ToWorker | ToFrontend
 
 
 class Session:
-    """One end of a session, from handshake to end. Made by `frontend` or `worker`."""
+    """One end of a session, from handshake to end."""
 
     def __init__(self, handshake: Handshake, *, now: float, limits: Limits, deadlines: Deadlines) -> None:
         self._handshake = handshake
@@ -92,38 +81,6 @@ class Session:
         if (first := handshake.first()) is not None:
             self._enqueue(first)
 
-    @classmethod
-    def frontend(
-        cls,
-        *,
-        key: Key,
-        frontend_id: str,
-        nonce: bytes,
-        now: float,
-        resume: Resume | None = None,
-        limits: Limits | None = None,
-        deadlines: Deadlines | None = None,
-    ) -> Self:
-        """Return the frontend's end. The nonce must be random and used once."""
-        handshake = FrontendHandshake(key=key, frontend_id=frontend_id, nonce=nonce, resume=resume)
-        return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
-
-    @classmethod
-    def worker(
-        cls,
-        *,
-        keys: Sequence[Key],
-        contract: Contract,
-        nonce: bytes,
-        now: float,
-        incarnation: bytes = bytes(INCARNATION_BYTES),
-        limits: Limits | None = None,
-        deadlines: Deadlines | None = None,
-    ) -> Self:
-        """Return the worker's end: it takes any of the keys. The nonce must be random and used once."""
-        handshake = WorkerHandshake(keys=keys, contract=contract, nonce=nonce, incarnation=incarnation)
-        return cls(handshake, now=now, limits=limits or Limits(), deadlines=deadlines or Deadlines())
-
     @property
     def is_open(self) -> bool:
         """Return whether both ends have proved that they have the key and neither has ended the session."""
@@ -136,20 +93,19 @@ class Session:
 
     @property
     def takes_submits(self) -> bool:
-        """Whether it is open and neither end is draining."""
+        """Return whether it is open and neither end is draining."""
         return self._state == "open" and not self._submits_over
 
     @property
     def has_room(self) -> bool:
-        """Whether one more control message of any size is safe: a peer that reads stays below the limit of a stuck
-        one."""
+        """Return whether one more control message is safe: a peer that reads stays below the limit of a stuck one."""
         control = self._control  # its numbers are read here: there is a call for each token
         unread = control.sent - control.acknowledged
         return self._state != "open" or unread <= self._limits.max_unread_bytes // _ROOMS_PER_LIMIT
 
     @property
     def is_due(self) -> bool:
-        """Whether there is more to do than to wait for `next_deadline`: something to send, to tell, or an end."""
+        """Return whether there is more to do than to wait for `next_deadline`: to send, to tell, or to end."""
         return bool(self._queue or self._deltas or self._has_bulk or self._events) or self._state == "ended"
 
     @property
@@ -286,18 +242,7 @@ class Session:
                 return [self._part(message)]
             case Submit() if self._submits_over:
                 raise Violation("order", f"request {message.request_id} came after the frontend began to drain")
-            case (
-                Submit()
-                | Lend()
-                | Abort()
-                | Drain()
-                | Accepted()
-                | Failed()
-                | Draining()
-                | Status()
-                | Need()
-                | Forget()
-            ):
+            case _ if isinstance(message, _ForOwner):
                 self._submits_over |= isinstance(message, Drain | Draining)
                 return [message]
             case _:

@@ -2,7 +2,8 @@
 
 The frontend of a request gets them at once: it knows what happened to the items that it sent before it reads that its
 request was accepted. The others get them in rounds, at most one per `announce_interval_s`, and only changes. Frontends
-in the same state get the same message, which is packed once for all of them. Callers pass the time.
+in the same state get the same message, which is packed once for all of them. An only frontend knows the load, which is
+its own: it gets no message for that alone, unless it was last told of more. Callers pass the time.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class CacheUpdates(Generic[_P]):
 
         self._last_round = self._changed = -inf
         self._has_changed = False
-        """Whether anything has changed since the last round began."""
+        """True if anything has changed since the last round began."""
 
     @property
     def due(self) -> float:
@@ -95,9 +96,12 @@ class CacheUpdates(Generic[_P]):
 
     def set_load(self, load: Load, now: float) -> None:
         """Set the load of the engine."""
-        if load != self._load:
-            self._load = load
-            self._note_change(now)
+        if load == self._load:
+            return
+        self._load = load
+        if len(self._loads) == 1 and sum(load) >= max(map(sum, self._loads.values())):
+            return
+        self._note_change(now)
 
     # Peers.
 

@@ -91,12 +91,12 @@ class EmbeddingSync:
         """Why the store is not used, and will not be."""
         self._has_warned = False
         self._again_at = 0.0
-        """When a store that failed is asked again, at the earliest."""
+        """The earliest time at which a store that failed is asked again."""
         self._turn = asyncio.Lock()
         """One publication at a time: that of a worker which drains waits for the one under way."""
         self._is_draining = False
         self._postponed: list[Digest] = []
-        """What could not be published while the worker drains, for another try."""
+        """Outputs that could not be published while the worker drains, for another try."""
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
         self._publications: Counter[str] = Counter()

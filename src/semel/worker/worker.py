@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,9 +41,8 @@ from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
-from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit
+from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit, ToFrontend
 from semel.wire.outputs import to_deltas
-from semel.wire.session import ToFrontend
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
 from semel.worker.cache_updates import CacheUpdates, Load
@@ -113,7 +112,7 @@ class Worker:
         self._intake: Intake[Peer] = Intake()
         self._publisher = Publisher(listener, CacheUpdates() if updates is None else updates)
         self._progress_s = progress_s
-        """How long the engine may be busy without a step; 0 for as long as it likes."""
+        """Seconds that the engine may be busy without a step; 0 for no limit."""
 
         self._died = asyncio.Event()
         self._hung = ""
@@ -269,45 +268,36 @@ class Worker:
 
     async def _answer(self, peer: Peer, submit: Submit, request: _Request) -> None:
         """Answer a request, in a span of its own: from its submission to its last token."""
-        with spanning(self._tracing, "generate", submit.request_id, submit.trace):
+        request_id = submit.request_id
+        with spanning(self._tracing, "generate", request_id, submit.trace):
             try:
-                await self._tell(peer, submit, request)
+                await self._generate(peer, submit, request)
+            except SemelError as error:
+                self._fail(peer, request_id, error)
+            except Exception:  # the edge of the process: one request must not end the others
+                logger.exception("a request failed in a way that we do not expect")
+                self._fail(peer, request_id, ServiceError("the worker failed on this request; its log says why"))
             finally:
                 if request.observed is not None:
                     request.observed.end()
 
-    async def _tell(self, peer: Peer, submit: Submit, request: _Request) -> None:
-        request_id = submit.request_id
-        try:
-            async with contextlib.aclosing(self._outputs(peer, submit, request)) as outputs:
-                async for output in outputs:
-                    if request.observed is not None:
-                        request.observed.take(output)
-                    for delta in to_deltas(request_id, output):
-                        await self._listener.until_room(peer)  # or one long answer would end everybody's session
-                        self._send(peer, delta)
-        except SemelError as error:
-            self._fail(peer, request_id, error)
-        except Exception:  # the edge of the process: one request must not end the others
-            logger.exception("a request failed in a way that we do not expect")
-            self._fail(peer, request_id, ServiceError("the worker failed on this request; its log says why"))
-
-    async def _outputs(self, peer: Peer, submit: Submit, request: _Request) -> AsyncGenerator[Output, None]:
-        """Yield the engine's outputs. A submission is repeated if the engine had lost an item that it should hold."""
+    async def _generate(self, peer: Peer, submit: Submit, request: _Request) -> None:
+        """Send the engine's outputs. A submission is repeated if the engine had lost an item that it should hold."""
         for _ in range(_MAX_SUBMISSIONS):
             stream = await self._submit(peer, submit, request)
+            is_complete = False
             try:
                 features = dict(self._intake.features(peer, submit.request_id))
                 self._intake.close(peer, submit.request_id)
                 self._publisher.tell(peer)
-                self._send(peer, Accepted(submit.request_id))
+                if peer in self._frontends:
+                    self._listener.send_lazily(peer, Accepted(submit.request_id))
                 current_span().add_event("accepted")
                 if features:
                     await in_slices(_let_go(features))
                 async for output in stream:
-                    if request.turn is not None:
-                        self._turns.count(request.turn, output)
-                    yield output
+                    await self._send_output(peer, submit.request_id, request, output)
+                is_complete = True
             except FeatureMissing as error:  # before the first output
                 logger.warning("the engine had lost %d items of a request", len(error.digests))
                 self.resubmissions += 1
@@ -318,8 +308,19 @@ class Worker:
             else:
                 return
             finally:
-                await asyncio.shield(stream.close())  # a second cancellation must not lose the abort
+                closing = stream.close()
+                # A second cancellation must not lose the abort; of a complete answer there is none.
+                await (closing if is_complete else asyncio.shield(closing))
         raise EngineFailed("the engine lost items of the request again and again; send it again")
+
+    async def _send_output(self, peer: Peer, request_id: str, request: _Request, output: Output) -> None:
+        if request.turn is not None:
+            self._turns.count(request.turn, output)
+        if request.observed is not None:
+            request.observed.take(output)
+        for delta in to_deltas(request_id, output):
+            await self._listener.until_room(peer)  # or one long answer would end everybody's session
+            self._send(peer, delta)
 
     async def _submit(self, peer: Peer, submit: Submit, request: _Request) -> Stream:
         """Hand a submission to the engine as soon as all it needs is there."""
@@ -339,6 +340,8 @@ class Worker:
                 self._ask(peer, submit.request_id, missing)
 
     async def _until_ready(self, peer: Peer, request_id: str, request: _Request) -> None:
+        if self._intake.is_ready(peer, request_id):
+            return
         try:
             async with asyncio.timeout(_FEATURES_S):
                 while not self._intake.is_ready(peer, request_id):

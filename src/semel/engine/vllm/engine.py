@@ -236,7 +236,8 @@ class VllmEngine:
             raise
 
     async def _submit(self, submission: Submission) -> VllmStream:
-        salted = replace(submission, cache_salt=self._salt(submission.cache_salt))
+        salt = self._salt(submission.cache_salt)
+        salted = submission if salt == submission.cache_salt else replace(submission, cache_salt=salt)
         built = await self._builder.build(salted)
         if isinstance(submission, _Prepared):
             params, reader = submission.params, submission.reader

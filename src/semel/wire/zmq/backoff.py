@@ -14,7 +14,7 @@ NO_HANDSHAKE: Final = "no_handshake"
 
 _SYSTEM: Final = SystemRandom()
 _NO_HANDSHAKES: Final = 12
-"""How many times in a row a worker with two generations of keys may be met by the wrong one: 1 of 4,096."""
+"""Times in a row that a worker with two generations of keys may be met by the wrong one: 1 of 4,096."""
 
 
 @dataclass(frozen=True, slots=True)

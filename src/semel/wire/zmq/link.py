@@ -19,10 +19,11 @@ from semel.core import Contract, Digest, Feature, Key
 from semel.errors import ConfigError
 from semel.wire.codec import Frames
 from semel.wire.events import Event, Opened, Reset
+from semel.wire.handshake import FrontendHandshake
 from semel.wire.keys import Generation, TransportKeys
 from semel.wire.limits import Deadlines, Limits
-from semel.wire.messages import NONCE_BYTES, Resume
-from semel.wire.session import Session, ToWorker
+from semel.wire.messages import NONCE_BYTES, Resume, ToWorker
+from semel.wire.session import Session
 from semel.wire.zmq.address import transport_keys
 from semel.wire.zmq.backoff import NO_HANDSHAKE, Backoff, Retries
 from semel.wire.zmq.loop import LINGER_MS, Alarm, EventQueue, LoopBudget
@@ -129,7 +130,7 @@ class FrontendLink:
     ) -> None:
         self.address = address
         self.newest_only = newest_only
-        """Whether only the newest keys are tried, however often they fail."""
+        """True if only the newest keys are tried, however often they fail."""
 
         self._keys = transport_keys(key, "frontend")
         self._frontend_id = frontend_id
@@ -143,7 +144,7 @@ class FrontendLink:
         self._budget = budget
         self._random = random
         self.resume: Callable[[], Resume | None] = lambda: None
-        """What the owner knows from earlier sessions."""
+        """Returns the owner's state from earlier sessions."""
 
         self._attempt: _Attempt | None = None
         self._refused: SessionSocket | None = None
@@ -199,15 +200,13 @@ class FrontendLink:
     def _connect(self) -> None:
         self._let_go_of_refused()
         generation = self._keys.attempt(self._retries.failures, newest_only=self.newest_only)
-        session = Session.frontend(
+        handshake = FrontendHandshake(
             key=generation.link,
             frontend_id=self._frontend_id,
             nonce=self._random.randbytes(NONCE_BYTES),
-            now=self._loop.time(),
             resume=self.resume(),
-            limits=self._limits,
-            deadlines=self._deadlines,
         )
+        session = Session(handshake, now=self._loop.time(), limits=self._limits, deadlines=self._deadlines)
         socket = self._sockets.connect(self.address, generation, self._on_message, self._on_broken)
         self._attempt = _Attempt(generation, session, socket)
         self._send_all(self._attempt)

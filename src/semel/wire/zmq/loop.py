@@ -193,7 +193,7 @@ class Alarm:
         """The loop time at which it fires."""
 
         self.late_s = 0.0
-        """How late it fired the last time: so long the loop did nothing else, nor read what has come."""
+        """Its delay the last time it fired: so long the loop did nothing else, nor read what has come."""
 
     def set(self, when: float) -> None:
         """Fire at this loop time or earlier."""
@@ -233,7 +233,7 @@ class EventQueue(Generic[_T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the caller must stop reading. Once it has been, `on_room` is called when it is not any more."""
+        """Return whether the caller must stop reading. After that, `on_room` is called when there is room again."""
         is_full = len(self._events) >= self._max_events or self._bytes >= self._max_bytes
         self._was_full |= is_full
         return is_full

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BENCH_NAMES", "NAMES", "Name", "is_before", "to_release"]
+__all__ = ["NAMES", "Name", "to_release"]
 
 _FIRST: Final = "0.31"
 
@@ -48,11 +48,6 @@ class Name:
 def to_release(version: str) -> str:
     """Return the release of a version: 0.32 of 0.32.1+cpu."""
     return ".".join(version.split(".")[:2])
-
-
-def is_before(release: str, other: str) -> bool:
-    """Return whether a release is older than another one."""
-    return _number(release) < _number(other)
 
 
 def _number(release: str) -> tuple[int, ...]:
@@ -186,7 +181,7 @@ NAMES: Final[tuple[Name, ...]] = (
     # Sampling, grammars, parsers of answers.
     *_of("sampling_params", "", "sampling", "SamplingParams", "RequestOutputKind", "StructuredOutputsParams"),
     *_of("sampling_params", "", "sampling", "RepetitionDetectionParams"),
-    *_of("sampling_params", "SamplingParams", "sampling", "from_optional"),
+    *_of("sampling_params", "SamplingParams", "sampling", "from_optional(skip_clone)", "_all_stop_token_ids"),
     *_of("sampling_params", "SamplingParams", "grammars are checked once", "_validate_structured_outputs"),
     *_of(
         "entrypoints.generate.base.protocol",
@@ -430,27 +425,3 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("v1.worker.gpu_input_batch", "InputBatch", "seeds on a CPU", "generators", "num_reqs"),
 )
 """Names that a worker uses."""
-
-_BENCH: Final = "semel bench"
-
-BENCH_NAMES: Final[tuple[Name, ...]] = (
-    *_of(
-        "distributed.device_communicators.shm_object_storage",
-        "",
-        _BENCH,
-        "SingleWriterShmObjectStorage",
-    ),
-    *_of("distributed.device_communicators.shm_object_storage", "", _BENCH, "SingleWriterShmRingBuffer"),
-    *_of("entrypoints.cli.serve", "", _BENCH, "ServeSubcommand"),
-    *_of("entrypoints.openai", "", _BENCH, "api_server"),
-    *_of("entrypoints.serve.utils.api_utils", "", _BENCH, "cli_env_setup"),
-    *_of("multimodal.inputs", "", _BENCH, "MultiModalFeatureSpec"),
-    *_of("multimodal.utils", "", _BENCH, "get_mm_features_in_window"),
-    *_of("renderers", "", _BENCH, "renderer_from_config"),
-    *_of("v1.engine.input_processor", "", _BENCH, "InputProcessor"),
-    *_of("v1.kv_cache_interface", "", _BENCH, "FullAttentionSpec", "KVCacheConfig", "KVCacheGroupSpec"),
-    *_of("v1.request", "", _BENCH, "Request"),
-    *_of("v1.serial_utils", "", _BENCH, "MsgpackEncoder"),
-    *_of("v1.structured_output", "", _BENCH, "StructuredOutputManager"),
-)
-"""Names that only benchmarks use: no worker is refused for the want of them."""

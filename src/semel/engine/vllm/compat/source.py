@@ -7,8 +7,6 @@ class, in its bases, and in its methods, which set attributes of the instance.
 from __future__ import annotations
 
 import ast
-import hashlib
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -29,11 +27,6 @@ class Definition:
     """True if it takes keywords that it does not name, or its parameters are not known."""
 
     code: ast.AST = field(repr=False, compare=False)
-
-    @property
-    def digest(self) -> str:
-        """Of its code, without comments and documentation."""
-        return hashlib.sha256(_text_of(self.code).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +50,6 @@ class SourceTree:
         def read(path: str) -> str | None:
             file = folder / path
             return file.read_text(encoding="utf-8") if file.is_file() else None
-
-        return cls(package, read)
-
-    @classmethod
-    def wheel(cls, package: str, file: Path) -> Self:
-        """Read a wheel."""
-        archive = zipfile.ZipFile(file)
-        names = frozenset(archive.namelist())
-
-        def read(path: str) -> str | None:
-            return archive.read(path).decode("utf-8") if path in names else None
 
         return cls(package, read)
 
@@ -193,15 +175,3 @@ def _sets(node: ast.AST, attribute: str) -> bool:
         and part.value.id == "self"
         for part in flat
     )
-
-
-def _text_of(node: ast.AST) -> str:
-    """Return its code as text, without comments and docstrings, whatever its layout."""
-    copied = ast.parse(ast.unparse(node))
-    for part in ast.walk(copied):
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) and part.body:
-            first = part.body[0]
-            value = first.value if isinstance(first, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                part.body = part.body[1:] or [ast.Pass()]
-    return ast.dump(copied)

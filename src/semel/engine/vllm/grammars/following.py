@@ -61,7 +61,7 @@ class Followed(StructuredOutputGrammar):  # type: ignore[misc]
         """Why the request is to end."""
 
         self.is_direct = False
-        """Whether the lane is switched off."""
+        """True if the lane is switched off."""
 
         self.step_ns = 0
         self.last_ns = 0

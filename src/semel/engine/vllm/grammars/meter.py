@@ -24,7 +24,7 @@ _MAX_TENANTS: Final = 4_096
 
 
 class FollowingAccounts:
-    """What each tenant owes. Times are nanoseconds of one clock."""
+    """The debts of tenants. Times are nanoseconds of one clock."""
 
     def __init__(self) -> None:
         self._debts: dict[str, tuple[float, int]] = {}
@@ -46,7 +46,7 @@ class FollowingAccounts:
         return max(0.0, debt_ns - _SHARE * (now_ns - at_ns))
 
     def is_shared(self, tenant: str, now_ns: int) -> bool:
-        """Whether another tenant had a request within the last seconds."""
+        """Return whether another tenant had a request within the last seconds."""
         return not self._tenants.is_alone(tenant, now_ns)
 
     def is_over(self, tenant: str, now_ns: int) -> bool:

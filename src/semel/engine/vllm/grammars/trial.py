@@ -117,7 +117,7 @@ class Grammars:
 
         self._clock = clock
         self._failed: LruMap[_Key, tuple[int, float]] = LruMap(_MEMORY_ENTRIES)
-        """How many trials of a grammar failed in a row, and when the last one did."""
+        """Number of trials of a grammar that failed in a row, and the time of the last one."""
 
         self._judged: LruMap[_Key, _Judged] = LruMap(
             limits.remembered_bytes, lambda judged: judged.nbytes, max_entries=_MEMORY_ENTRIES
@@ -131,7 +131,7 @@ class Grammars:
         self._room = asyncio.Semaphore(limits.at_once)
         self._flights: defaultdict[str, dict[bytes, asyncio.Task[_Judged]]] = defaultdict(dict)
         self._is_tried = self._backend == _BACKEND and tokenizer is not None
-        """Whether grammars are compiled on trial: the way in which other backends compile is not known here."""
+        """True if grammars are compiled on trial: the way in which other backends compile is not known here."""
 
         self._starting: asyncio.Task[GrammarProcess | None] | None = None
         self._spare: asyncio.Task[GrammarProcess | None] | None = None

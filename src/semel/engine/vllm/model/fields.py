@@ -60,7 +60,7 @@ class ItemFields:
         self._prototypes = prototypes
         self._constants = constants
         self.fields = fields
-        """What the contract requires of them."""
+        """The contract's requirements of them."""
 
     @classmethod
     def from_items(cls, items: Sequence[Any]) -> Self:

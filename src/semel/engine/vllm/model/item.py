@@ -15,7 +15,7 @@ from semel.core import Layout, Mask, Modality, Origin, Tensor
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import from_torch
 
-__all__ = ["lay_out", "make_item", "make_stub", "parse", "to_tensors"]
+__all__ = ["lay_out", "make_item", "make_items", "make_stub", "parse", "to_tensors"]
 
 _MAX_SHAPES: Final[Mapping[Modality, tuple[int, ...]]] = {
     "image": (1 << 17, 1 << 17),
@@ -32,13 +32,18 @@ def parse(processor: Any, modality: Modality, medium: Any) -> Any:
 
 def make_item(processor: Any, modality: Modality, items: Any, options: Mapping[str, object]) -> Any:
     """Return the item that vLLM's processor makes of the only medium."""
+    (item,) = make_items(processor, modality, items, options)[modality]
+    return item
+
+
+def make_items(processor: Any, modality: Modality, items: Any, options: Mapping[str, object]) -> Any:
+    """Return the items that vLLM's processor makes of media of one modality."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
     output = processor._apply_hf_processor_main(items, options)
     configs = processor._get_mm_fields_config(output, options)
     own = {name: config for name, config in configs.items() if config.modality == modality and name in output}
-    (item,) = MultiModalKwargsItems.from_hf_inputs(output, own)[modality]
-    return item
+    return MultiModalKwargsItems.from_hf_inputs(output, own)
 
 
 def lay_out(

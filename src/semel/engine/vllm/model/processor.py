@@ -232,22 +232,3 @@ def _model_config(folder: Path, tokenizer: Path, target: Target) -> Any:
     if bool(config.get_multimodal_config().mm_device_do_normalize) != by_engine:
         raise ValueError("its engine does not normalise pixels, and the target says that it does")
     return config
-
-
-def _field_configs(
-    processor: Any, modality: Modality, output: Mapping[str, Any], options: Mapping[str, object]
-) -> Mapping[str, Any]:
-    """vLLM's fields of a modality, of those that are there."""
-    configs = processor._get_mm_fields_config(output, options)
-    return {name: config for name, config in configs.items() if config.modality == modality and name in output}
-
-
-def _update(
-    processor: Any, modality: Modality, items: Any, output: Mapping[str, Any], options: Mapping[str, object]
-) -> Any:
-    """Return what the only item of a prompt puts in place of what."""
-    from vllm.multimodal.inputs import MultiModalKwargsItems
-
-    configs = _field_configs(processor, modality, output, options)
-    built = MultiModalKwargsItems.from_hf_inputs(output, configs)
-    return processor._get_mm_prompt_updates(items, options, built)[modality][0][0]

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from semel.core import AssemblyKind, Modality
+from semel.engine.vllm.model.item import make_items
 from semel.processing import Family
 
 __all__ = ["PromptRule", "has_own_prompt", "item_part", "overrides", "prompt_rules", "supported_modalities"]
@@ -175,13 +176,8 @@ def _renumbered(processor: Any, update: Any) -> Any:
 
 def _updates(processor: Any, modality: Modality, stub: Any) -> tuple[Any, ...]:
     """Return what the only item of a prompt puts in place of what, or inserts where."""
-    from vllm.multimodal.inputs import MultiModalKwargsItems
-
     items = processor.info.parse_mm_data({modality: [stub]}, validate=False)
-    output = processor._apply_hf_processor_main(items, {})
-    configs = processor._get_mm_fields_config(output, {})
-    named = {name: config for name, config in configs.items() if config.modality == modality and name in output}
-    built = MultiModalKwargsItems.from_hf_inputs(output, named)
+    built = make_items(processor, modality, items, {})
     return tuple(processor._get_mm_prompt_updates(items, {}, built)[modality][0])
 
 

@@ -86,7 +86,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self.planning_ns = 0
         self.shipped = Shipped()
         self.settles_itself = True
-        """Whether a step ends when vLLM asks what was freed. semel's scheduler ends it later."""
+        """True if a step ends when vLLM asks what was freed. semel's scheduler ends it later."""
         self._costs = config.cost_per_embedding
         self._shares = not is_encoder_decoder
         self._preempts_scheduled = preempts_scheduled

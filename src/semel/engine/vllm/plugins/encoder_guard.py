@@ -139,7 +139,7 @@ class FirstRunnerGuard:
         self._store, runner._cache_encoder_output = runner._cache_encoder_output, self.store
         self._findings = _Findings(runner)
         self._made: dict[str, tuple[Any, ...]] = {}
-        """What the last run of the encoder would store, by identifier: the arguments of vLLM's own method."""
+        """Outputs that the last run of the encoder would store, by identifier: the arguments of vLLM's own method."""
 
     def execute(self, scheduler_output: Any) -> list[torch.Tensor]:
         """Encode what a step has to encode. vLLM calls this."""
@@ -206,7 +206,7 @@ class SecondRunnerGuard:
         self._execute, runner.execute_mm_encoder = runner.execute_mm_encoder, self.execute
         self._findings = _Findings(worker.model_runner)
         self._inputs: list[_Input] = []
-        """What is encoded next."""
+        """The batch that is encoded next."""
 
     def prepare(self, scheduled: Mapping[str, Sequence[int]]) -> tuple[list[str], list[Any]]:
         """Return which items of a step to encode. vLLM calls this."""

@@ -7,7 +7,6 @@ it is written, so a reader never sees half of an update.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from typing import Final
@@ -25,62 +24,39 @@ _BYTES: Final = 8 * _ROWS * _COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class EncoderTotals:
-    """Running totals of the encoder cache of one engine core, and how full it is."""
+    """Running totals of the encoder cache of one engine core, and how full it is: `samples` names the metrics."""
 
     queries: int = 0
-    """Inputs that a request began to refer to."""
     hits: int = 0
-    """Those whose encoder output was there, or was planned for another input of the same step."""
     evictions: int = 0
-    """Encoder outputs that were given up."""
     capacity: int = 0
-    """Embeddings that the cache can hold."""
     resident: int = 0
-    """Embeddings in the cache."""
     reclaimable: int = 0
-    """Embeddings in the cache that no request refers to."""
     planned: int = 0
-    """Encoder outputs that were planned, to be encoded or loaded."""
     cut: int = 0
-    """Times that an input which did not fit cut a request's tokens."""
     taken_over: int = 0
-    """Encodes that passed to another request, because theirs was preempted in the step that planned them."""
     planning_ns: int = 0
-    """Time spent planning; 0 without semel's scheduler."""
     left_out_bytes: int = 0
-    """Bytes of items that vLLM would have sent to its worker processes and that stayed behind."""
     late_bytes: int = 0
-    """Bytes of items that were sent later than vLLM does, with the step that encodes them."""
     rejected: int = 0
-    """Requests that were ended because the encoder's output did not fit their item, or the encoder failed on it."""
     tier_loads: int = 0
-    """Encoder outputs that came from the host's memory instead of the encoder."""
     tier_load_bytes: int = 0
     tier_load_ns: int = 0
-    """Time that the first worker process spent on them."""
     tier_saves: int = 0
-    """Encoder outputs that were copied to the host's memory."""
     tier_save_bytes: int = 0
     tier_save_ns: int = 0
     tier_not_saved: int = 0
-    """Encoder outputs that were not: no room, or the encoder's output did not fit."""
     tier_evictions: int = 0
     tier_capacity_bytes: int = 0
     tier_held_bytes: int = 0
     tier_pinned_bytes: int = 0
-    """Bytes that are being read."""
     tier_prefetched: int = 0
-    """Encoder outputs that came from the fleet instead of the encoder."""
     tier_prefetched_bytes: int = 0
     tier_prefetched_ns: int = 0
     following_ns: int = 0
-    """CPU time spent on following grammars."""
     following_ended: int = 0
-    """Requests that were ended because their grammar was too expensive to follow."""
     following_abandoned: int = 0
-    """Threads that follow a grammar for longer than they may, and have not returned."""
     not_finite: int = 0
-    """Encoder outputs with NaN or infinity in them."""
 
 
 assert len(fields(EncoderTotals)) < _COLUMNS, "the first cell of a row is its version"
@@ -148,12 +124,6 @@ class EncoderPage(SharedPage):
                 (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_prefetched_ns / 1e9),
             ):
                 yield metric, value, (str(row), tier)
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._cells.release()
-        self._memory.close()
-        os.close(self._descriptor)
 
     def _read_row(self, start: int) -> EncoderTotals | None:
         for _ in range(1_000):

@@ -45,8 +45,7 @@ class RequestIntake:
     ) -> tuple[Any, Admission]:
         """Return what vLLM's answer comes from, and what became of the request's items."""
         if not submission.prompt.items:  # nothing goes into the item cache, so vLLM may refuse it at any time
-            with refusals():
-                return await self._added(submission.request_id, built.prompt, params, options), _NO_ITEMS
+            return await self._added(submission.request_id, built.prompt, params, options), _NO_ITEMS
         try:
             request = await self._validated(submission, built.prompt, params, options)
             delivered = await self._deliver(submission, built, params.n)
@@ -55,6 +54,14 @@ class RequestIntake:
                 return await self._admitted(submission, built.prompt, params, options, request, delivered)
         finally:
             self._builder.drop(built.items)
+
+    async def _added(self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
+        try:
+            with refusals():
+                return await self._llm.add_request(request_id, prompt, params, **options)
+        except BaseException:
+            await asyncio.shield(self._llm.abort(request_id))
+            raise
 
     async def _validated(self, submission: Submission, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
         """Return the request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
@@ -91,37 +98,28 @@ class RequestIntake:
         admitting = self._cache.admission(
             items, input_items(prompt), submission.features, submission.client_features, delivered
         )
-        request_id = submission.request_id
         if len(items) <= FEW_ITEMS:
             admission = at_once(admitting)
-            return await self._added_with(admission, request_id, prompt, params, options), admission
+            at_once(set_items(request, input_items(prompt)))
+            return await self._added_with(admission, request, params, options), admission
 
         async def admit() -> tuple[Any, Admission]:
             admission = await in_slices(admitting)
-            return await self._added_with(admission, request_id, prompt, params, options, request), admission
+            await in_slices(set_items(request, input_items(prompt)))
+            return await self._added_with(admission, request, params, options), admission
 
         try:
             return await to_the_end(admit())
         except asyncio.CancelledError:
-            await asyncio.shield(self._llm.abort(request_id))
+            await asyncio.shield(self._llm.abort(submission.request_id))
             raise
 
-    async def _added_with(self, admission: Admission, request_id: str, *rest: Any) -> Any:
+    async def _added_with(self, admission: Admission, request: Any, params: Any, options: Mapping[str, Any]) -> Any:
+        """Return what vLLM's answer comes from, now that it has the request and the items of its admission."""
+        request_id = request.request_id  # vLLM gives it another one
         try:
-            return await self._added(request_id, *rest)
-        except BaseException:
-            self._cache.take_back(admission)
-            raise
-
-    async def _added(
-        self, request_id: str, prompt: Any, params: Any, options: Mapping[str, Any], request: Any = None
-    ) -> Any:
-        """Return what vLLM's answer to a request comes from, now that it has the request."""
-        try:
-            if request is None:
-                return await self._llm.add_request(request_id, prompt, params, **options)
-            await in_slices(set_items(request, input_items(prompt)))
             return await add_validated(self._llm, request, params, options)
         except BaseException:
             await asyncio.shield(self._llm.abort(request_id))
+            self._cache.take_back(admission)
             raise

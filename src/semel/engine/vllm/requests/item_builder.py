@@ -55,6 +55,9 @@ class ItemBuilder:
 
     async def build(self, submission: Submission) -> BuiltInput:
         """Check a submission, build its new items, and make an input of it."""
+        if not submission.prompt.items:
+            check_prompt(submission, self._contract, self._model, self._cache)
+            return BuiltInput(engine_input(submission, {}), {})
         check = partial(check_prompt, submission, self._contract, self._model, self._cache)
         await self.run(check, len(submission.prompt.items))
         items: dict[Digest, Any] = {}

@@ -69,7 +69,7 @@ class StepCounter:
         self.watch = StepWatch()
         self._llm = weakref.ref(llm)
         self._is_complete = watch_steps(llm, self.watch.step, self.review)
-        """Whether the engine reports all of its steps; otherwise no request is counted, and so nothing is hung."""
+        """True if the engine reports all of its steps; otherwise no request is counted, and so nothing is hung."""
 
         if self._is_complete:
             watch_calls(llm, Suspensions(self.watch).during)

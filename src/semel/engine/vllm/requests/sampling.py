@@ -11,13 +11,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from traceback import walk_tb
+from types import NoneType
 from typing import Any, Final, Self
 
 import msgspec
 
 from semel.core import Output, PromptLogprob
+from semel.engine.vllm.compat.internals import copy_params
 from semel.errors import InvalidRequest, ServiceError, excerpt
 
 __all__ = ["Defaults", "refusals", "refuse_extra_args", "sampling_params", "to_outputs"]
@@ -28,7 +30,8 @@ _MAX_PROMPT_LOGPROBS: Final = 131_072
 _GRAMMARS: Final = "vllm.v1.structured_output."
 """The package in which vLLM calls the compilers of grammars."""
 
-_FEW: Final = 5
+_NUMBERS: Final = (int, float, NoneType)
+_MAX_DISTINCT: Final = 256
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _OURS: Final = "semel."
 _TYPES: Final = "the engine refuses the sampling parameters: check their types and ranges"
@@ -77,18 +80,35 @@ class Defaults:
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> Any:
+    """Return vLLM's sampling parameters, for one request to change.
+
+    If all of them are numbers they are made once per distinct value, which saves 60 of 70 µs. A text or a list may be
+    one tenant's secret, and how long it takes would tell another that it was sent before.
+    """
+    with refusals():
+        if all(isinstance(value, _NUMBERS) for value in sampling.values()):
+            return copy_params(_numeric_params(_ENCODER.encode(sampling)))
+        return _checked_params(sampling)
+
+
+@lru_cache(_MAX_DISTINCT)
+def _numeric_params(packed: bytes) -> Any:
+    return _checked_params(msgspec.msgpack.decode(packed))
+
+
+def _checked_params(sampling: Mapping[str, Any]) -> Any:
     """Decode vLLM's sampling parameters as its engine core will: a wrong type that is found only there is fatal."""
     from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
-    with refusals():
-        requested = {**sampling, "output_kind": RequestOutputKind.DELTA}
-        if isinstance(requested.get("structured_outputs"), Mapping):
-            requested["structured_outputs"] = _structured(requested["structured_outputs"])
-        if isinstance(requested.get("repetition_detection"), Mapping):
-            detection = requested["repetition_detection"]
-            requested["repetition_detection"] = _made(RepetitionDetectionParams, detection)
-        params = _made(SamplingParams.from_optional, requested)
-        return _decoder(SamplingParams).decode(_ENCODER.encode(params))
+    # vLLM need not copy deeply what belongs to one request; its own server says so too.
+    requested = {**sampling, "output_kind": RequestOutputKind.DELTA, "skip_clone": True}
+    if isinstance(requested.get("structured_outputs"), Mapping):
+        requested["structured_outputs"] = _structured(requested["structured_outputs"])
+    if isinstance(requested.get("repetition_detection"), Mapping):
+        detection = requested["repetition_detection"]
+        requested["repetition_detection"] = _made(RepetitionDetectionParams, detection)
+    params = _made(SamplingParams.from_optional, requested)
+    return _decoder(SamplingParams).decode(_ENCODER.encode(params))
 
 
 def refuse_extra_args(sampling: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ Without anything to say nothing is written.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable
 from typing import Final
@@ -122,12 +121,6 @@ class TierPage(SharedPage):
             events.append(event)
             position += 1
         return events, position
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._cells.release()
-        self._memory.close()
-        os.close(self._descriptor)
 
     def _write(self, values: Iterable[int]) -> None:
         number = self._cells[_HEAD]

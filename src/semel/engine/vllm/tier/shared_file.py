@@ -63,3 +63,9 @@ class SharedPage:
     def path(self) -> str:
         """Its path for other processes of the same user, while this process lives."""
         return descriptor_path(self._descriptor)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._cells.release()
+        self._memory.close()
+        os.close(self._descriptor)
