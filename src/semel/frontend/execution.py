@@ -66,7 +66,7 @@ class _Reader:
     watch: Stopwatch | None
     observed: Observed | None
 
-    def waiting(self) -> AbstractContextManager[None]:
+    def waiting(self) -> AbstractContextManager[object]:
         """Let the request be called back until its first output."""
         return nullcontext() if self.account is None else self.account.revocable()
 
