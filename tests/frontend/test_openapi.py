@@ -278,10 +278,11 @@ def planted(answer: Callable[[], Response]) -> AbstractAsyncContextManager[Starl
         """The text of tokens."""
         return answer()
 
-    app = DocumentedApp(
-        [DocumentedRoute("/detokenize", detokenize, methods=["POST"], operation=operation)], secured=False
-    )
-    return alone(app)
+    async def refuse(_: Request, error: Exception) -> Response:
+        return Response(status_code=getattr(error, "status_code", 500))
+
+    route = DocumentedRoute("/detokenize", detokenize, methods=["POST"], operation=operation)
+    return alone(DocumentedApp([route], secured=False, refuse=refuse))
 
 
 def _json(status: int, body: object, kind: str = JSON) -> Response:

@@ -37,6 +37,11 @@ async def test_a_new_item_is_processed_and_a_known_one_is_not(told: _Told) -> No
     assert told.stages == [*first, *(stage for stage in first if stage != "process")]
 
 
+async def test_a_chat_without_items_has_no_stage_of_items(told: _Told) -> None:
+    await told.pipeline.chat(chat())
+    assert told.stages == ["parse", "render"]
+
+
 async def test_who_only_looks_is_not_timed(told: _Told) -> None:
     draft = await told.pipeline.read_chat(chat(1), intent="inspect")
     await told.pipeline.inspector.render(draft)

@@ -94,7 +94,9 @@ def create_app(
     count_refusal = partial(meter.count, metrics.REFUSALS)
     strangers = AddressThrottle(service.refusals)
 
-    async def on_error(request: Request, error: Exception) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            return http_refusal(error, request.scope)
         assert isinstance(error, SemelError)
         response = refusal(error, request.scope)
         # What failed has the body: it must not wait with its answer, nor for the garbage collector.
@@ -103,10 +105,6 @@ def create_app(
             meter.count(metrics.REFUSALS, error.code)
             await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
         return response
-
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return http_refusal(error, request.scope)
 
     meter.watch(partial(_budget_samples, service))
     meter.watch(service.limiter.samples)
@@ -139,7 +137,7 @@ def create_app(
                 aborts=AbortThrottle(lambda: service.refusals),
             ),
         ],
-        exception_handlers={SemelError: on_error, HTTPException: on_http_error},
+        refuse=refuse,
     )
 
 
@@ -166,7 +164,7 @@ def _cors(cors: CorsSettings) -> list[Middleware]:
 
 
 def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute]:
-    """What the server says of itself."""
+    """Make the routes by which the server reports on itself."""
 
     async def health(_: Request) -> Response:
         """Whether the process is alive."""
@@ -226,6 +224,6 @@ def _budget_samples(service: FrontendState) -> Iterator[Sample]:
 
 
 def _called_back(service: FrontendState) -> Counter[tuple[str, str]]:
-    """How many requests were called back, by the code of the error and by tenant."""
+    """Count the requests that were called back, by the code of the error and by tenant."""
     places = {(Busy.code, tenant): count for tenant, count in service.limiter.called_back.items()}
     return Counter(service.budget.called_back) + Counter(places)

@@ -17,7 +17,8 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from typing import Final, Self
 
 from semel.errors import Busy, InvalidRequest, MediaTooLarge, ServiceError, TooManyBytes
@@ -54,7 +55,7 @@ class Budget:
 
     @property
     def called_back(self) -> dict[tuple[str, str], int]:
-        """How many accounts were called back, by the code of the error and by tenant."""
+        """The number of accounts that were called back, by the code of the error and by tenant."""
         with self._lock:
             return dict(self._called_back)
 
@@ -102,10 +103,10 @@ class Account:
         self._brought = 0
         self._charged = 0
         self._answer = 0
-        """What of it is the answer's."""
+        """The part of it that is the answer's."""
 
         self._pinned = 0
-        """What of it stays charged, whatever becomes of the account."""
+        """The part of it that stays charged, whatever becomes of the account."""
 
         self._open = True
         self._revocation: Revocation | None = None
@@ -121,25 +122,16 @@ class Account:
 
     @property
     def is_called_back(self) -> bool:
-        """Whether it was closed for the sake of another tenant."""
+        """True if it was closed for the sake of another tenant."""
         return self._error is not None
 
-    @contextmanager
-    def revocable(self) -> Iterator[None]:
+    def revocable(self) -> AbstractContextManager[object]:
         """Let the account be called back while the current task is in this scope, which then raises `Busy`.
 
         Its bytes and its place are released at once, and the task is cancelled. A scope inside of another has no
         effect, and `commit` ends it.
         """
-        if self._revocation is not None:
-            yield
-            return
-        with Revocation() as revocation:
-            self._offer(revocation)
-            try:
-                yield
-            finally:
-                self._offer(None)
+        return _RevocableScope(self) if self._revocation is None else nullcontext()
 
     def commit(self) -> None:
         """The answer begins: the account cannot be called back any more. Raises if it has been."""
@@ -219,6 +211,8 @@ class Account:
 
     def keep(self, nbytes: int) -> None:
         """Release all but `nbytes` and the answer: the request has dropped the rest."""
+        if not self._open:
+            return
         with self._budget._lock:
             self._hold(min(nbytes, self._charged - self._answer) + self._answer)
 
@@ -239,16 +233,19 @@ class Account:
 
     def shrink(self, nbytes: int) -> None:
         """Release `nbytes` of the answer."""
+        if not self._open:
+            return
         with self._budget._lock:
-            if nbytes := min(nbytes, self._answer):  # nothing, if it is closed
+            if nbytes := min(nbytes, self._answer):
                 self._hold(self._charged - nbytes)
                 self._answer -= nbytes
 
     def close(self) -> None:
         """Release the rest. A second call has no effect."""
-        with self._budget._lock:
-            if self._open:
-                self._close()
+        if self._open:
+            with self._budget._lock:
+                if self._open:
+                    self._close()
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -265,6 +262,8 @@ class Account:
     def _make_room(self, nbytes: int) -> None:
         """Call back whom it takes to charge `nbytes` more; raises if that is not possible."""
         budget = self._budget
+        if budget._bytes.shares.fits(nbytes):
+            return
         for account in self._to_revoke(nbytes):
             retry_after_s = budget._retries.after_s(account._tenant)
             account._revoke(
@@ -289,6 +288,8 @@ class Account:
 
     def _offer(self, revocation: Revocation | None) -> None:
         """Begin or end the scope in which the account can be called back."""
+        if revocation is self._revocation:  # it was closed in between
+            return
         with self._budget._lock:
             if revocation is not None:
                 self._check_open()
@@ -327,10 +328,10 @@ class Account:
         if more:
             claims.shares.change(self._tenant, more)
         if self._revocation is not None:
-            claims.offer(self._tenant, self, self._free())
+            claims.offer(self._tenant, self, self._free() if self._pinned else nbytes)
 
     def _free(self) -> int:
-        """What others get if it is called back. Nothing, if most of it is pinned: they do not end it for a little."""
+        """Return what others get if it is called back: nothing if most of it is pinned."""
         free = self._charged - self._pinned
         return free if free >= self._pinned else 0
 
@@ -342,6 +343,26 @@ class Account:
 
     def __repr__(self) -> str:
         return f"Account({self._charged:,} bytes{'' if self._open else ', closed'})"
+
+
+class _RevocableScope(Revocation):
+    """A scope in which an account can be called back."""
+
+    __slots__ = ("_account",)
+
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self._account = account
+
+    def __enter__(self) -> Self:
+        self._account._offer(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._account._offer(None)
+        super().__exit__(kind, error, traceback)
 
 
 class Loan:

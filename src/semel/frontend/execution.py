@@ -20,7 +20,7 @@ from semel.telemetry.request_context import current_span
 from semel.telemetry.spans import span_trace
 from semel.telemetry.stages import Stopwatch
 
-__all__ = ["submit", "submit_draft"]
+__all__ = ["submit", "submit_request"]
 
 _STEP_BYTES: Final = 64 * 1024
 _FREE_OUTPUTS: Final = 16
@@ -66,7 +66,7 @@ class _Reader:
     watch: Stopwatch | None
     observed: Observed | None
 
-    def waiting(self) -> AbstractContextManager[None]:
+    def waiting(self) -> AbstractContextManager[object]:
         """Let the request be called back until its first output."""
         return nullcontext() if self.account is None else self.account.revocable()
 
@@ -83,9 +83,9 @@ class _Reader:
             self.observed.end()
 
 
-async def submit_draft(
+async def submit_request(
     serving: ServedModel,
-    draft: ParsedRequest,
+    parsed_request: ParsedRequest,
     *,
     request_id: str,
     sampling: Mapping[str, object],
@@ -106,15 +106,15 @@ async def submit_draft(
     is submitted `ahead` is read later, so the time of its first output means nothing and is not
     recorded.
     """
-    prefix = b"" if opening is None else opening.key(draft.items, tenant)
-    if draft.items:
-        media_bytes = sum(media.nbytes for media in draft.media.values())
-        serving.check_items(draft.items)
-        with serving.fleet.preparing(draft.media, prefix=prefix) as worker:
-            rendered = await serving.pipeline.render(draft, worker.holding)
+    prefix = b"" if opening is None else opening.key(parsed_request.items, tenant)
+    if parsed_request.items:
+        media_bytes = sum(media.nbytes for media in parsed_request.media.values())
+        serving.check_items(parsed_request.items)
+        with serving.fleet.preparing(parsed_request.media, prefix=prefix) as worker:
+            rendered = await serving.pipeline.render(parsed_request, worker.holding)
     else:  # nobody holds anything of it: the worker is chosen when it is submitted
         media_bytes = 0
-        rendered = await serving.pipeline.render(draft)
+        rendered = await serving.pipeline.render(parsed_request)
         worker = serving.fleet.choose((), prefix=prefix)
     prompt, salt = rendered.prompt, tenant.prefix_salt
     serving.check_length(len(prompt.token_ids))

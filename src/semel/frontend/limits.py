@@ -1,4 +1,4 @@
-"""What a frontend allows its clients. Values only; the modules beside this one keep to them (threats S18, S21)."""
+"""The limits of a frontend for its clients. Values only; other modules enforce them (threats S18, S21)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["NO_CORS", "BodyLimits", "BudgetLimits", "ConcurrencyLimits", "CorsSe
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What the body of a request may be."""
+    """The limits of a request body."""
 
     max_bytes: int = flag(
         256 * MIB,
@@ -102,7 +102,7 @@ class BudgetLimits:
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimits:
-    """How many requests a frontend answers at the same time, and how long it may take."""
+    """The limits of requests in flight: their number and their duration."""
 
     max_requests: int = flag(
         4_096,
@@ -112,10 +112,7 @@ class ConcurrencyLimits:
         min=1,
     )
     max_tenant_requests: int = flag(
-        0,
-        help="The same for each tenant of the API keys; 0 sets no separate limit.",
-        group="Limits",
-        min=0,
+        0, help="The same for each tenant of the API keys; 0 sets no separate limit.", group="Limits", min=0
     )
     max_request_s: float = flag(
         0.0,
@@ -134,7 +131,7 @@ class ConcurrencyLimits:
 
 @dataclass(frozen=True, slots=True)
 class RefusalLimits:
-    """How fast one tenant is refused, and how fast its clients may abort requests."""
+    """The rate limits of refusals to one tenant, and of requests that its clients abort."""
 
     per_s: float = flag(
         20.0,
@@ -165,14 +162,10 @@ class CorsSettings:
         group="CORS",
     )
     allowed_methods: tuple[str, ...] = flag(
-        ("*",),
-        help="HTTP methods that such pages may use; * for all.",
-        group="CORS",
+        ("*",), help="HTTP methods that such pages may use; * for all.", group="CORS"
     )
     allowed_headers: tuple[str, ...] = flag(
-        ("*",),
-        help="Request headers that such pages may send; * for all.",
-        group="CORS",
+        ("*",), help="Request headers that such pages may send; * for all.", group="CORS"
     )
     allow_credentials: bool = flag(
         False, help="Let browsers send cookies and HTTP credentials of such pages.", group="CORS"

@@ -1,4 +1,4 @@
-"""What a frontend serves with, and whether it can."""
+"""The state of a frontend: the model that it serves, or the reason why it serves none."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ServedModel:
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served."""
-        if name is not None and name not in self.names:
+        if name is not None and name != self.contract.model and name not in self.names:
             served = ", ".join(map(repr, self.names)) + (" are" if self.contract.aliases else " is")
             raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {served}")
 
@@ -89,7 +89,7 @@ class ServedModel:
 
     @property
     def max_chars(self) -> int:
-        """How many characters a prompt can have at the very most."""
+        """The most characters that a prompt can have."""
         return self.contract.max_tokens * self.pipeline.tokenizer.longest
 
     def check_text(self, prompt: str | Sequence[int]) -> None:
@@ -120,7 +120,7 @@ class ServedModel:
         return f"{self.model} takes no {_NOUNS[modality]}: send {' and '.join(['text', *others])}"
 
     def held_anywhere(self) -> FeatureInfoOf:
-        """What any worker has announced of an item."""
+        """Return a lookup of the features that any worker has announced."""
         return self.fleet.holding
 
 
@@ -134,7 +134,7 @@ class FrontendState:
     limiter: RequestLimiter = field(default_factory=RequestLimiter)
 
     unknown_fields_mode: UnknownFieldsMode = "warn"
-    """What becomes of top-level fields of a request that its API does not have."""
+    """The treatment of top-level fields of a request that its API does not have."""
 
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
@@ -142,13 +142,13 @@ class FrontendState:
     """The tenants whose requests may set a priority, where there are API keys."""
 
     metrics_per_tenant: bool = False
-    """Whether metrics of single tenants are exported."""
+    """True if metrics of single tenants are exported."""
 
     cell: str | None = None
     """The cell that this frontend belongs to, if there are several."""
 
     media_store: MediaStore | None = None
-    """Where files are stored; without one there are none."""
+    """The store of files; without one there are none."""
 
     max_file_bytes: int = 64 * MIB
     """The most bytes of one file that is uploaded; over it the answer is 413."""
@@ -182,7 +182,7 @@ class FrontendState:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What tells this frontend from those of other cells, and what it serves, as headers of `/ready`."""
+        """The cell and the contract of this frontend, as headers of `/ready`."""
         serving = self._serving
         cell = {} if self.cell is None else {CELL_HEADER: self.cell}
         return cell if serving is None else cell | {CONTRACT_HEADER: contract_id(serving.contract)}
@@ -203,17 +203,17 @@ class FrontendState:
             )
 
     def unknown_fields(self) -> UnknownFields:
-        """What counts and judges the unknown fields of one request."""
+        """Return a counter and judge of the unknown fields of one request."""
         return UnknownFields(self.unknown_fields_mode, _API_FIELDS)
 
     def refusal_wait_s(self, tenant: str) -> float:
-        """How long the next refusal of a tenant has to wait; there are as many tenants as the operator has named."""
+        """Return how long the next refusal of a tenant has to wait; the operator has named all tenants."""
         if (throttle := self._throttles.get(tenant)) is None:
             throttle = self._throttles[tenant] = RefusalThrottle(self.refusals)
         return throttle.wait_s()
 
     def serving(self) -> ServedModel:
-        """What to serve with."""
+        """Return the served model, or raise `NotReady`."""
         if self._serving is None:
             raise NotReady(f"{self._reason}; try again in a moment")
         return self._serving

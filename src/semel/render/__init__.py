@@ -6,10 +6,10 @@ from semel.render.chat.renderer import ChatRenderer, ChatRequest
 from semel.render.chat.template import ChatTemplate
 from semel.render.chat.template_messages import Insertion
 from semel.render.inspector import Inspector
-from semel.render.media.draft import FeatureInfoOf, MakeFeature, ParsedRequest, ProcessItem, Rendered
+from semel.render.media.parsed_request import FeatureInfoOf, MakeFeature, ParsedRequest, ProcessItem, Rendered
 from semel.render.media.source import MediaUrl, Source, source_from
 from semel.render.media.source_fetch import Fetch, Intent, Spend
-from semel.render.pipeline import Lookups, Pipeline, check_chars
+from semel.render.pipeline import Lookups, Pipeline, check_chars, has_parts
 from semel.render.tokens.expand import expand, expand_encoder
 from semel.render.tokens.tokenizer import Tokenizer
 from semel.render.warmup import warm_up
@@ -44,6 +44,7 @@ __all__ = [
     "check_chars",
     "expand",
     "expand_encoder",
+    "has_parts",
     "source_from",
     "warm_up",
 ]

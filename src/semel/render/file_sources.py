@@ -18,8 +18,8 @@ from semel.aio import concurrently
 from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
 from semel.errors import InvalidRequest, UnknownMedia
 from semel.render.chat.messages import Attachment
-from semel.render.media.draft import ReadFile
 from semel.render.media.names import MediaNames
+from semel.render.media.parsed_request import ReadFile
 from semel.render.media.part_source import NO_FILES, Files, named_files
 from semel.render.media.source import MediaFile, MediaName
 from semel.render.media.source_fetch import Spend

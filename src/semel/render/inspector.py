@@ -15,7 +15,14 @@ from semel.aio import concurrently
 from semel.cache import Flight, LayoutCache
 from semel.core import Digest, Feature, Layout
 from semel.errors import MediaTooLarge
-from semel.render.media.draft import ComputeLayout, FeatureInfoOf, ParsedRequest, ProcessItem, Rendered, nothing_known
+from semel.render.media.parsed_request import (
+    ComputeLayout,
+    FeatureInfoOf,
+    ParsedRequest,
+    ProcessItem,
+    Rendered,
+    nothing_known,
+)
 from semel.render.media.source_fetch import Spend
 
 __all__ = ["Inspector"]
@@ -35,7 +42,7 @@ class Inspector:
 
     looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
-    async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
+    async def render(self, parsed_request: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
         """Make the prompt of a parsed request, without features."""
         layouts: dict[Digest, Layout] = {}
 
@@ -49,14 +56,14 @@ class Inspector:
 
         async def find_or_make(digest: Digest) -> None:
             if not find(digest):  # it may have become known while this one waited
-                layouts[digest] = await self._look(draft, digest)
+                layouts[digest] = await self._look(parsed_request, digest)
 
-        await concurrently([digest for digest in draft.media if not find(digest)], find_or_make)
-        prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
-        return Rendered(prompt, {}, partial(self.make, draft))
+        await concurrently([digest for digest in parsed_request.media if not find(digest)], find_or_make)
+        prompt = await parsed_request.assemble([layouts[item.digest] for item in parsed_request.items])
+        return Rendered(prompt, {}, partial(self.make, parsed_request))
 
     async def features(
-        self, draft: ParsedRequest, *, max_bytes: int, spend: Spend = lambda _: None
+        self, parsed_request: ParsedRequest, *, max_bytes: int, spend: Spend = lambda _: None
     ) -> Mapping[Digest, Feature]:
         """Return the features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
 
@@ -67,7 +74,7 @@ class Inspector:
 
         async def take(digest: Digest) -> None:
             nonlocal nbytes
-            feature = await self.make(draft, digest)
+            feature = await self.make(parsed_request, digest)
             nbytes += feature.nbytes
             if nbytes > max_bytes:
                 raise MediaTooLarge(
@@ -76,28 +83,38 @@ class Inspector:
             spend(feature.nbytes)
             made[digest] = feature
 
-        await concurrently(draft.media, take)
-        return {digest: made[digest] for digest in draft.media}
+        await concurrently(parsed_request.media, take)
+        return {digest: made[digest] for digest in parsed_request.media}
 
-    async def _look(self, draft: ParsedRequest, digest: Digest) -> Layout:
+    async def _look(self, parsed_request: ParsedRequest, digest: Digest) -> Layout:
         if (lay_out := self.lay_out) is None:
-            return (await self.make(draft, digest)).layout
+            return (await self.make(parsed_request, digest)).layout
 
         async def work() -> Layout:
-            layout = await lay_out(await draft.media_of(digest), draft.options, group=draft, tenant=draft.tenant)
+            layout = await lay_out(
+                await parsed_request.media_of(digest),
+                parsed_request.options,
+                group=parsed_request,
+                tenant=parsed_request.tenant,
+            )
             self.layouts.put(digest, layout)
             return layout
 
-        with draft.naming(digest):
+        with parsed_request.naming(digest):
             return await self.looks.do(digest, work)
 
-    async def make(self, draft: ParsedRequest, digest: Digest) -> Feature:
+    async def make(self, parsed_request: ParsedRequest, digest: Digest) -> Feature:
         """Process an item's feature. Equal inspections in flight share one computation."""
 
         async def work() -> Feature:
-            feature = await self.process(await draft.media_of(digest), draft.options, group=draft, tenant=draft.tenant)
+            feature = await self.process(
+                await parsed_request.media_of(digest),
+                parsed_request.options,
+                group=parsed_request,
+                tenant=parsed_request.tenant,
+            )
             self.layouts.put(digest, feature.layout)
             return feature
 
-        with draft.naming(digest):
+        with parsed_request.naming(digest):
             return await self.flight.do(digest, work)

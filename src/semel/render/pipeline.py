@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import cast
 
@@ -25,7 +25,7 @@ from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer, ChatRequest
 from semel.render.file_sources import FileSources, IdentityOf
 from semel.render.inspector import Inspector
-from semel.render.media.draft import (
+from semel.render.media.parsed_request import (
     AssemblePrompt,
     ComputeLayout,
     Cut,
@@ -44,7 +44,7 @@ from semel.render.tokens.tokenizer import TextRoom, Tokenizer, unlimited_room
 from semel.store import Pin, no_pin
 from semel.telemetry.stages import Stopwatch, Timings, untimed
 
-__all__ = ["Admit", "Lookups", "Pipeline", "check_chars"]
+__all__ = ["Admit", "Lookups", "Pipeline", "check_chars", "has_parts"]
 
 Admit = Callable[[Sequence[Source], Sequence[str]], None]
 """Raises if a request has more items than allowed. The second argument is the part of the request that names each."""
@@ -133,10 +133,10 @@ class Pipeline:
         watch = Stopwatch(self.timings if intent == "execute" else untimed)
         light = is_cheap(request.messages, request.tools, request.chat_template_kwargs)
         owner = tenant or Tenant()
-        has_parts = _have_parts(request.messages)
-        located = await self.files.locate(request.messages, owner) if has_parts else NO_FILES
+        may_attach = has_parts(request.messages)
+        located = await self.files.locate(request.messages, owner) if may_attach else NO_FILES
         conversation = await run_if_heavy(partial(Conversation.parse, request.messages, located), light=light)
-        attachments = conversation.attachments if has_parts else ()
+        attachments = conversation.attachments if may_attach else ()
         if attachments:
             sources = tuple([attachment.source for attachment in attachments])
             places = [attachment.where for attachment in attachments]
@@ -144,11 +144,19 @@ class Pipeline:
         if not light and max_chars is not None:
             check_chars(sum(map(len, conversation.strings())), max_chars)
         watch.lap("parse")
-        bare_request = replace(request, messages=())  # the parsed request must not keep their base64
-        assembling = partial(self._assemble, self.chat_renderer, conversation, bare_request, light, room, _name(tenant))
+        renderer, name = self.chat_renderer, _name(tenant)
+        tokenize = partial(
+            renderer.tokenize,
+            conversation,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=request.chat_template_kwargs,
+            room=room,
+        )
         if not attachments:
-            watch.lap("digest")
-            return ParsedRequest((), {}, request.mm_processor_kwargs, partial(assembling, ()), _name(tenant))
+            prompt = _ChatPrompt((), tokenize, renderer, self.apply, name, light)
+            return ParsedRequest((), {}, request.mm_processor_kwargs, prompt.assemble, name)
         fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
         read_file = partial(self.files.read, owner, spend, pin)
         identity_of = cache(partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant))
@@ -170,8 +178,8 @@ class Pipeline:
             items,
             media,
             request.mm_processor_kwargs,
-            partial(assembling, items),
-            _name(tenant),
+            _ChatPrompt(items, tokenize, renderer, self.apply, name, light).assemble,
+            name,
             spend_feature,
             read_file,
             tuple(contents),
@@ -209,15 +217,14 @@ class Pipeline:
 
         return ParsedRequest((item,), distinct, {}, assembling, _name(tenant))
 
-    async def render(self, draft: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
+    async def render(self, parsed_request: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
         """Make the prompt of a parsed request, and the features of its items for which `holding` returns nothing."""
         watch = Stopwatch(self.timings)
-        if not draft.items:
-            watch.lap("layout")
-            prompt = await draft.assemble(())
+        if not parsed_request.items:
+            prompt = await parsed_request.assemble(())
             watch.lap("render")
             return Rendered(prompt, {})
-        counts = Counter(draft.items)
+        counts = Counter(parsed_request.items)
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}
 
@@ -243,7 +250,7 @@ class Pipeline:
         async def find_or_make(item: Item) -> None:
             if not find(item):  # it may have become known while this one waited
                 self.lookups(item.modality, counts[item], False)
-                features[item.digest] = made = await self._make(draft, item.digest)
+                features[item.digest] = made = await self._make(parsed_request, item.digest)
                 charge(item, made.layout)
 
         unknown = [item for item in counts if not find(item)]
@@ -254,9 +261,9 @@ class Pipeline:
         layouts.update((digest, feature.layout) for digest, feature in features.items())
         for digest, layout in layouts.items():
             self.layouts.put(digest, layout)
-        prompt = await draft.assemble([layouts[item.digest] for item in draft.items])
+        prompt = await parsed_request.assemble([layouts[item.digest] for item in parsed_request.items])
         watch.lap("render")
-        return Rendered(prompt, features, partial(self._make, draft.assembled()))
+        return Rendered(prompt, features, partial(self._make, parsed_request.assembled()))
 
     def _check_tokens(self, tokens: int) -> None:
         """Refuse a request whose items alone are too long. An encoder-decoder prompt does not contain them."""
@@ -266,53 +273,26 @@ class Pipeline:
                 "send fewer or smaller ones"
             )
 
-    async def _assemble(
-        self,
-        renderer: ChatRenderer,
-        conversation: Conversation,
-        request: ChatRequest,
-        light: bool,
-        room: TextRoom,
-        tenant: str,
-        items: Sequence[Item],
-        layouts: Sequence[Layout],
-    ) -> Prompt:
-        """The prompt of a chat, made in a thread unless it is `light`."""
-        tokenize = partial(
-            renderer.tokenize,
-            conversation,
-            tools=request.tools,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            template_kwargs=request.chat_template_kwargs,
-            room=room,
-        )
-        token_ids = await run_if_heavy(tokenize, light=light and renderer.tokenizer.is_local)
-        if not items or renderer.splices(items):
-            return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
-        if self.apply is None:
-            raise ServiceError("this model's processor has to assemble the prompt, and it is not there")
-        pairs = [(item.modality, layout) for item, layout in zip(items, layouts, strict=True)]
-        assembly = await self.apply(token_ids, pairs, tenant=tenant)
-        try:
-            return assembly.prompt(items, layouts)
-        except ValueError as error:
-            raise ServiceError(f"the assembled prompt cannot be read: {error}") from error
-
-    async def _make(self, draft: ParsedRequest, digest: Digest) -> Feature:
+    async def _make(self, parsed_request: ParsedRequest, digest: Digest) -> Feature:
         """Return the feature of an item, cached or processed. That is decided without an await."""
         if (feature := self.cache.get(digest)) is not None:
             return feature
 
         async def work() -> Feature:
             try:
-                media = await draft.media_of(digest)
+                media = await parsed_request.media_of(digest)
             except RequestError as error:
                 raise _UnreadError(error) from None
-            made = await self.process(media, draft.options, group=draft, tenant=draft.tenant, spend=draft.spend)
-            return self.cache.put(digest, made, tenant=draft.tenant)
+            made = await self.process(
+                media,
+                parsed_request.options,
+                group=parsed_request,
+                tenant=parsed_request.tenant,
+                spend=parsed_request.spend,
+            )
+            return self.cache.put(digest, made, tenant=parsed_request.tenant)
 
-        with draft.naming(digest):
+        with parsed_request.naming(digest):
             try:
                 return await self.flight.do(digest, work)
             except _UnreadError as unread:
@@ -345,6 +325,34 @@ class Pipeline:
             raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _ChatPrompt:
+    """The prompt of a chat, before the layouts of its items are known. It has no media."""
+
+    items: Sequence[Item]
+    tokenize: Callable[[], list[int]]
+    renderer: ChatRenderer
+    apply: AssemblePrompt | None
+    tenant: str
+    is_light: bool
+    """If False, a thread makes its tokens."""
+
+    async def assemble(self, layouts: Sequence[Layout]) -> Prompt:
+        """Make the prompt, with the layout of each item."""
+        renderer, items = self.renderer, self.items
+        token_ids = await run_if_heavy(self.tokenize, light=self.is_light and renderer.tokenizer.is_local)
+        if not items or renderer.splices(items):
+            return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
+        if self.apply is None:
+            raise ServiceError("this model's processor has to assemble the prompt, and it is not there")
+        pairs = [(item.modality, layout) for item, layout in zip(items, layouts, strict=True)]
+        assembly = await self.apply(token_ids, pairs, tenant=self.tenant)
+        try:
+            return assembly.prompt(items, layouts)
+        except ValueError as error:
+            raise ServiceError(f"the assembled prompt cannot be read: {error}") from error
+
+
 class _UnreadError(Exception):
     """A request cannot read the file that it names. Others that wait for the same feature may have its bytes."""
 
@@ -353,7 +361,7 @@ class _UnreadError(Exception):
         self.error = error
 
 
-def _have_parts(messages: object) -> bool:
+def has_parts(messages: object) -> bool:
     """Return whether a message may have media: its content is more than a text."""
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):

@@ -20,7 +20,7 @@ from semel.cache import Flight, LayoutCache
 from semel.core import Media, Modality
 from semel.media.decode.warmup_media import SAMPLES
 from semel.render.chat.renderer import ChatRequest
-from semel.render.media.draft import ParsedRequest
+from semel.render.media.parsed_request import ParsedRequest
 from semel.render.media.source_fetch import Intent
 from semel.render.pipeline import Pipeline
 from semel.telemetry.stages import untimed

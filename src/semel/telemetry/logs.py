@@ -114,6 +114,16 @@ class TextLines(logging.Formatter):
 
     def __init__(self, text: str = _TEXT) -> None:
         super().__init__(text)
+        self._second = 0, ""
+        """The last second that was formatted, and how: most lines share it with the one before."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - the name is logging's
+        """Return the time, with milliseconds."""
+        second, text = self._second
+        if second != int(record.created):
+            text = super().formatTime(record, datefmt).rpartition(",")[0]
+            self._second = int(record.created), text
+        return f"{text},{int(record.msecs):03d}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         """Return the first line."""

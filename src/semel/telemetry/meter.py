@@ -8,9 +8,9 @@ registry follow under their own names (`export`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 __all__ = ["Meter", "Metric", "Sample"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """A number that semel exports. The name of a counter ends in `_total`, and every name has its unit."""
+    """A number that semel exports, declared once. The name of a counter ends in `_total`, every name has its unit."""
 
     name: str
     help: str
@@ -38,6 +38,8 @@ class Metric:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
+_KINDS: Final[Mapping[str, Any]] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+
 Sample = tuple[Metric, float, tuple[str, ...]]
 """A metric, its value, and the values of its labels."""
 
@@ -47,34 +49,33 @@ class Meter:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._counters: dict[Metric, Counter] = {}
-        self._gauges: dict[Metric, Gauge] = {}
-        self._histograms: dict[Metric, Histogram] = {}
+        self._families: dict[Metric, Counter | Gauge | Histogram] = {}
+        self._children: dict[tuple[Metric, tuple[str, ...]], Any] = {}
+        """By the values of their labels: looking one up in a family takes longer than counting."""
+
         self._exported: list[_Prefixed] = []
         self._rendering: asyncio.Future[bytes] | None = None
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
         """Add to a counter."""
-        counter = self._counters.get(metric)
-        if counter is None:
-            counter = Counter(metric.name, metric.help, metric.labels, registry=self.registry)
-            self._counters[metric] = counter
-        (counter.labels(*labels) if labels else counter).inc(amount)
+        (self._children.get((metric, labels)) or self._child(metric, labels)).inc(amount)
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge."""
-        gauge = self._gauges.get(metric)
-        if gauge is None:
-            gauge = self._gauges[metric] = Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
-        (gauge.labels(*labels) if labels else gauge).set(value)
+        (self._children.get((metric, labels)) or self._child(metric, labels)).set(value)
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Add a value to a histogram."""
-        histogram = self._histograms.get(metric)
-        if histogram is None:
-            made = Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
-            histogram = self._histograms[metric] = made
-        (histogram.labels(*labels) if labels else histogram).observe(value)
+        (self._children.get((metric, labels)) or self._child(metric, labels)).observe(value)
+
+    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
+        if (family := self._families.get(metric)) is None:
+            buckets = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
+            kind = _KINDS[metric.kind]
+            family = kind(metric.name, metric.help, metric.labels, registry=self.registry, **buckets)
+            self._families[metric] = family
+        child = self._children[metric, labels] = family.labels(*labels) if labels else family
+        return child
 
     def watch(self, read: Callable[[], Iterable[Sample]]) -> None:
         """Export numbers from elsewhere: `read` is called on each scrape."""

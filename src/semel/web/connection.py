@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from semel.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTooSlow, ServiceError, TooManyConnections
 from semel.web.admission import EXPENDABLE, Place, Stage
+from semel.web.disconnect import DISCONNECT
 from semel.web.errors import error_body
 from semel.web.limits import ConnectionLimits
 from semel.web.peers import plain_address
@@ -70,6 +71,9 @@ class Connection(HttpToolsProtocol):
         self._unparsed_bytes = 0
         """The bytes received since the parser's last callback: part of a head or of trailers."""
 
+        self._on_disconnect: list[Callable[[], None]] = []
+        """The calls to make if the client disconnects before the current response is complete."""
+
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -87,6 +91,9 @@ class Connection(HttpToolsProtocol):
         # Breaks a reference cycle, which would wait for the garbage collector.
         self._response_transport.close = self.transport.close
         super().connection_lost(exc)
+        calls, self._on_disconnect = self._on_disconnect, []
+        for call in calls:
+            call()
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -162,6 +169,7 @@ class Connection(HttpToolsProtocol):
 
     @override
     def on_response_complete(self) -> None:
+        self._on_disconnect.clear()
         super().on_response_complete()
         if self.cycle.response_complete:  # else the next one was sent ahead
             self._place.enter(self._rest)
@@ -230,8 +238,17 @@ class Connection(HttpToolsProtocol):
         # A client that has only asked for our health can be closed for another, once that is answered.
         self._rest = Stage.SILENT if is_probe else Stage.IDLE
         self._place.enter(Stage.BUSY)
-        self.scope["extensions"] = {EXPENDABLE: {"give_up": self._mark_evictable}}
+        self.scope["extensions"] = {
+            EXPENDABLE: {"give_up": self._mark_evictable},
+            DISCONNECT: {"watch": self._watch_disconnect},
+        }
         return True
+
+    def _watch_disconnect(self, call: Callable[[], None]) -> None:
+        if self._place.stage is None:  # it has disconnected
+            self.loop.call_soon(call)
+        else:
+            self._on_disconnect.append(call)
 
     def _mark_evictable(self) -> None:
         self._rest = Stage.SILENT

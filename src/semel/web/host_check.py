@@ -7,7 +7,7 @@ for it; the browser names the page's origin, so it is refused here. By DNS rebin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from semel.web.peers import is_loopback
 __all__ = ["HostCheck", "RootPath", "allowed_hosts_at", "is_allowed_host"]
 
 LOCAL: Final = "localhost"
+_CHECKED: Final = (b"host", b"origin")
 
 
 def allowed_hosts_at(host: str, names: Sequence[str], *, has_keys: bool) -> tuple[str, ...]:
@@ -59,19 +60,29 @@ class HostCheck:
         self._origins = frozenset(origins)
         self._count = count
         self._respond = respond
+        self._passed: list[tuple[bytes, bytes]] | None = None
+        """The checked headers of the last request that passed: most clients name the same host each time."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Pass a request on, or refuse it. No coroutine of its own: each token would resume it."""
         error = self._refusal(scope) if scope["type"] == "http" else None
         if error is None:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         self._count(error.code)
-        await self._respond(error, scope)(scope, receive, send)
+        return self._respond(error, scope)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> MisdirectedRequest | ForeignOrigin | None:
+        headers = [header for header in scope["headers"] if header[0] in _CHECKED]
+        if headers == self._passed:
+            return None
+        error = self._check(headers)
+        if error is None:
+            self._passed = headers
+        return error
+
+    def _check(self, headers: Sequence[tuple[bytes, bytes]]) -> MisdirectedRequest | ForeignOrigin | None:
         # No browser leaves out the host, and none sends two.
-        hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+        hosts, origins = ([value.decode("latin-1") for name, value in headers if name == kind] for kind in _CHECKED)
         if len(hosts) > 1 or not all(is_allowed_host(host, self._allowed) for host in hosts):
             return MisdirectedRequest(
                 "this server is not the host that the request names: connect to it by its address, or name the host "
@@ -87,10 +98,6 @@ class HostCheck:
         scheme, _, host = origin.partition("://")
         is_ours = scheme in ("http", "https") and is_allowed_host(host, self._allowed)
         return is_ours or bool({origin, "*"} & self._origins)
-
-
-def _values(scope: Scope, header: bytes) -> list[str]:
-    return [value.decode("latin-1") for name, value in scope["headers"] if name == header]
 
 
 class RootPath:

@@ -32,16 +32,17 @@ class Revocation:
         self._is_over = False
 
     def revoke(self, error: ServiceError) -> None:
-        """Let the scope end with this error, soon. From any thread; once."""
+        """Let the scope end with this error, soon. From any thread. The last of several errors counts."""
         self.error = error
         self._loop.call_soon_threadsafe(self._cancel)
 
-    def end(self) -> None:
-        """Call nothing back from now on."""
-        self._is_over = True
+    def withdraw(self, error: ServiceError) -> None:
+        """Call nothing back because of this error, unless that has been done."""
+        if self.error is error and not self._has_cancelled:
+            self.error = None
 
     def _cancel(self) -> None:
-        if not self._is_over:
+        if not self._is_over and not self._has_cancelled and self.error is not None:
             self._has_cancelled = self._task.cancel()
 
     def __enter__(self) -> Self:

@@ -6,12 +6,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from semel.errors import InvalidRequest, MediaTooLarge, RequestTooSlow, UnsupportedEncoding, excerpt
@@ -19,10 +18,11 @@ from semel.frontend.api.shared.faults import fault_of
 from semel.frontend.api.shared.unknown_fields import UnknownFields
 from semel.frontend.budget import Account
 from semel.frontend.http.long_strings import Cut, cut_long_strings
-from semel.frontend.http.sse import EventStream, until_gone
+from semel.frontend.http.sse import EventStream
 from semel.frontend.limits import BodyLimits
 from semel.render.media.part_source import put_media
 from semel.render.offload import run_if_heavy
+from semel.web.disconnect import DisconnectWatch
 from semel.web.multipart import Form, FormReader
 
 __all__ = [
@@ -56,7 +56,7 @@ _RESERVED_BYTES: Final = 64 * 1024
 """A body of this size is charged once, when it is announced; a longer one as it comes."""
 
 _PIECE: Final = 1 << 20
-"""What is done to the bytes of a body on the event loop, or with the interpreter's lock, is done to so many at once."""
+"""The most bytes of a body that are worked on at once on the event loop, or with the interpreter's lock held."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ _T = TypeVar("_T")
 
 async def read(request: Request, limits: BodyLimits, account: Account) -> bytearray:
     """Read a JSON body. Charges the memory of its parsed values to the account too."""
-    body = await read_bytes(request, limits, account)
+    body = bytearray()
+    await _receive(request, limits, account, body.extend)
     if len(body) <= _PIECE:
         take_values(body, limits, account)
     else:
@@ -103,16 +104,22 @@ async def _receive(request: Request, limits: BodyLimits, account: Account, add: 
     else:
         account.check(reserved)  # and charge what comes: who sends nothing must not hold much
         reserved = 0
-    size, chunks = 0, request.stream()
+    size, receive = 0, request.receive
     try:
-        async with asyncio.timeout(limits.max_s), aclosing(chunks):
-            async for chunk in chunks:
-                size += len(chunk)
-                if size > reserved:
-                    _check_size(size, limits)
-                    account.take(size - reserved)
-                    reserved = size
-                add(chunk)
+        async with asyncio.timeout(limits.max_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                if chunk := message.get("body", b""):
+                    size += len(chunk)
+                    if size > reserved:
+                        _check_size(size, limits)
+                        account.take(size - reserved)
+                        reserved = size
+                    add(chunk)
+                if not message.get("more_body"):
+                    break
     except TimeoutError:
         raise RequestTooSlow(
             f"the request took longer than {limits.max_s:g} s to come; raise it with --max-body-s"
@@ -158,19 +165,18 @@ async def parse_body(
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Return the response of `work`; cancel it as soon as the client disconnects."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(until_gone(request.receive))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        await _give_up(working)
-        raise
-    finally:
-        watching.cancel()
-    if working.done():
-        return working.result()  # no await before the response is sent: a cancellation here would drop it
+    response = None
+    with DisconnectWatch(request.scope, request.receive) as watch:
+        try:
+            response = await work
+        except Exception:
+            if not watch.has_left:
+                raise
+    if response is not None and not watch.has_left:
+        return response  # no await before the response is sent: a cancellation here would drop it
     logger.info("a client went away before its answer")
-    await _give_up(working)
+    if isinstance(response, EventStream):
+        await response.close()
     return Response(status_code=CLIENT_CLOSED)
 
 
@@ -242,13 +248,3 @@ def _count(body: bytes | bytearray, mark: bytes, start: int, end: int) -> int:
         if (place := body.find(mark, place + 1, end)) < 0:
             return found
     return body.count(mark, start, end)
-
-
-async def _give_up(working: asyncio.Future[Response]) -> None:
-    """Cancel the work. If it has finished, close its response, which will not be sent."""
-    working.cancel()
-    await asyncio.wait({working})
-    if working.cancelled() or working.exception() is not None:
-        return
-    if isinstance(response := working.result(), EventStream):
-        await response.close()

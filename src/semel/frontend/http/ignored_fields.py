@@ -18,7 +18,7 @@ __all__ = ["IGNORED_FIELDS", "IGNORED_FIELDS_HEADER", "IgnoredFields"]
 
 IGNORED_FIELDS_HEADER: Final = "x-semel-ignored-fields"
 IGNORED_FIELDS: Final = "ignored_fields"
-"""Where the state of a request has the value of that header, if something was ignored."""
+"""The key under which a request's state has the value of that header, if something was ignored."""
 
 _LOG_EVERY_S: Final = 60.0
 

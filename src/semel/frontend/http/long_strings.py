@@ -111,7 +111,7 @@ def _unescape(body: bytes | bytearray, start: int, end: int) -> memoryview | Non
 
 
 def _is_base64(data: memoryview) -> bool:
-    """Whether there are only characters of base64. Decoding 1 MiB takes 0.1 ms, and without the interpreter's lock."""
+    """Return whether all characters are of base64: decoding 1 MiB takes 0.1 ms without the interpreter's lock."""
     try:
         for start in range(0, len(data), _PIECE):
             pybase64.b64decode(data[start : start + _PIECE], validate=True)

@@ -16,6 +16,7 @@ from semel.core import Output
 from semel.engine import Stream
 from semel.errors import RequestError, SemelError, ServiceError
 from semel.frontend.budget import Account
+from semel.web.disconnect import DisconnectWatch
 from semel.web.errors import public_error_body
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "named_event",
     "respond",
     "stream_ending",
-    "until_gone",
 ]
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -64,47 +64,25 @@ class EventStream(Response):
         One coroutine: each token resumes it.
         """
         scope[_ENDING] = self._form
-        working = asyncio.current_task()
-        assert working is not None
-        gone = over = False
-
-        def leave(_: asyncio.Future[None]) -> None:
-            nonlocal gone
-            if not over:
-                gone = True
-                working.cancel()
-
-        watching = asyncio.ensure_future(until_gone(receive))
-        watching.add_done_callback(leave)
         try:
-            with nullcontext() if self.account is None else self.account.revocable():  # who reads nothing yields
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                async for one in self._events:
-                    await send({"type": "http.response.body", "body": one, "more_body": True})
-            except (RequestError, ServiceError) as error:
-                await send({"type": "http.response.body", "body": self._form.error(error), "more_body": True})
-            if self._form.done:
-                await send({"type": "http.response.body", "body": self._form.done, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except asyncio.CancelledError:
-            if not gone or working.uncancel() > 0:  # another caller cancelled this task too
-                raise
+            with DisconnectWatch(scope, receive):
+                with nullcontext() if self.account is None else self.account.revocable():  # who reads nothing yields
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                try:
+                    async for one in self._events:
+                        await send({"type": "http.response.body", "body": one, "more_body": True})
+                except (RequestError, ServiceError) as error:
+                    await send({"type": "http.response.body", "body": self._form.error(error), "more_body": True})
+                if self._form.done:
+                    await send({"type": "http.response.body", "body": self._form.done, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            over = True
-            watching.cancel()
             await self.close()
 
     async def close(self) -> None:
         """Close the streams. A response that will not be sent needs nothing else."""
         for stream in self._streams:
             await stream.close()
-
-
-async def until_gone(receive: Receive) -> None:
-    """Wait until the client disconnects. The request's body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def event(body: object) -> bytes:
@@ -131,11 +109,11 @@ class EventFormat:
     """Encodes the event for an error that ends the stream."""
 
     done: bytes = DONE
-    """What every stream ends with."""
+    """The end marker of every stream."""
 
 
 def stream_ending(scope: Scope, error: SemelError) -> bytes:
-    """What ends a stream that is being sent, with an error."""
+    """Encode the end of a stream that is being sent and fails."""
     form: EventFormat = scope.get(_ENDING) or EventFormat()
     return form.error(error) + form.done
 

@@ -43,7 +43,7 @@ class IdentifiedItem:
     """The tensors that the client sent; None for an item that is only named."""
 
     is_own: bool
-    """Whether the item belongs to the tenant. A sent item does; a named item does if its tag is valid."""
+    """True if the item belongs to the tenant. A sent item does; a named item does if its tag is valid."""
 
 
 def features_of(entries: Sequence[Entry]) -> Mapping[str, Feature]:

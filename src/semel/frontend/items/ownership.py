@@ -52,7 +52,7 @@ def tag_of(digest: Digest, tenant: Tenant, key: Key) -> str:
 
 
 def has_tag(digest: Digest, tag: str, tenant: Tenant, key: Key) -> bool:
-    """Whether `tag` proves that a digest belongs to this tenant."""
+    """Return whether `tag` proves that a digest belongs to this tenant."""
     return _equal(tag, tag_of(digest, tenant, key))
 
 
@@ -69,7 +69,7 @@ def feature_digest(feature: Feature, tenant: Tenant, key: Key) -> Digest:
 
 
 def is_sealed(digest: Digest, made: Digest, seal: str, key: Key) -> bool:
-    """Whether the seal proves that the fleet made the feature for `digest`. `made` is the feature's own digest."""
+    """Return whether the seal proves that the fleet made the feature for `digest`; `made` is its own digest."""
     return _equal(seal, _seal_of(digest, made, key))
 
 

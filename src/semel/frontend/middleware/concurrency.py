@@ -33,6 +33,7 @@ from semel.frontend.middleware.authentication import PROBES
 from semel.frontend.middleware.refusal_rate import AbortThrottle
 from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
+from semel.web.disconnect import on_disconnect
 from semel.web.revocation import Revocation
 
 __all__ = ["CUT_OFF", "ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
@@ -45,24 +46,25 @@ _MAX_SCATTER: Final = 2.0
 
 
 _MAX_EARLY_BYTES: Final = 16 << 10
-"""What is read of a body before its request is admitted."""
+"""The most bytes of a body that are read before its request is admitted."""
 
 
 class Place:
     """The place of one request in flight."""
 
-    __slots__ = ("ending", "is_free", "revocation", "tenant")
+    __slots__ = ("error", "is_free", "is_revocable", "scope", "tenant")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.is_free = False
-        """Whether it was called back, or the request has ended."""
+        """True once it was called back, or the request has ended."""
 
-        self.revocation: Revocation | None = None
-        """The scope in which it can be called back, if there is one."""
+        self.scope: Revocation | None = None
+        """The scope in which it can be cut off, and called back until its response begins."""
 
-        self.ending: Revocation | None = None
-        """The scope in which it can be cut off, also when its response has begun."""
+        self.is_revocable = False
+        self.error: Busy | None = None
+        """Why it was called back, if it was."""
 
 
 class RequestLimiter:
@@ -87,7 +89,7 @@ class RequestLimiter:
 
     @property
     def limits(self) -> ConcurrencyLimits:
-        """What it admits."""
+        """The limits that it enforces."""
         return self._limits
 
     @limits.setter
@@ -102,7 +104,7 @@ class RequestLimiter:
 
     @property
     def called_back(self) -> Mapping[str, int]:
-        """How many requests were called back, by tenant."""
+        """The number of requests that were called back, by tenant."""
         return self._called_back
 
     @property
@@ -117,8 +119,8 @@ class RequestLimiter:
     def cut_off(self, error: NotReady) -> None:
         """End every request in flight with this error: as its response, or as the last event of its stream."""
         for place in self._places:
-            if place.ending is not None:
-                place.ending.revoke(error)
+            if place.scope is not None:
+                place.scope.revoke(error)
 
     async def until_empty(self, within_s: float) -> bool:
         """Wait for at most `within_s` until no request is in flight. Returns whether that is so."""
@@ -131,7 +133,7 @@ class RequestLimiter:
 
     def enter(self, tenant: str) -> Place:
         """Admit one request of a tenant, or refuse it."""
-        limits, shares = self.limits, self._claims.shares
+        limits, shares = self._limits, self._claims.shares
         if self._closed:
             raise NotReady(f"{self._closed}; send it again, to another frontend if there is one")
         revoked = self._claims.to_revoke(tenant, 1)
@@ -167,15 +169,18 @@ class RequestLimiter:
         self._places.add(place := Place(tenant))
         return place
 
-    def offer(self, place: Place, revocation: Revocation) -> None:
-        """Let a request be called back in this scope, until its response begins."""
-        place.revocation = revocation
+    def offer(self, place: Place, scope: Revocation) -> None:
+        """Let a request be cut off in this scope, and be called back until its response begins."""
+        place.scope = scope
+        place.is_revocable = True
         self._claims.offer(place.tenant, place, 1)
 
     def commit(self, place: Place) -> None:
         """The response of a request begins: it is not called back any more."""
-        place.revocation = None
+        place.is_revocable = False
         self._claims.offer(place.tenant, place, 0)
+        if place.error is not None and place.scope is not None:
+            place.scope.withdraw(place.error)
 
     def leave(self, place: Place) -> None:
         """Record that a request has ended."""
@@ -190,29 +195,28 @@ class RequestLimiter:
         if place.is_free:
             return
         place.is_free = True
-        place.revocation = None
-        self._claims.offer(place.tenant, place, 0)
+        if place.is_revocable:
+            self.commit(place)
         self._claims.shares.change(place.tenant, -1)
         self._retries.free()
-        if self.limits.max_tenant_requests:
+        if self._limits.max_tenant_requests:
             self._retries_of(place.tenant).free()
 
     def _call_back(self, place: Place) -> None:
-        revocation = place.revocation
-        assert revocation is not None
+        assert place.scope is not None
         self._free(place)
         self._called_back[place.tenant] += 1
-        revocation.revoke(
-            Busy(
-                f"the request was called back: while other tenants ask, each has an equal share of the "
-                f"{self.limits.max_requests:,} requests in flight; try again in a moment, or raise it with "
-                "--max-requests",
-                retry_after_s=self._retries.after_s(place.tenant),
-            )
+        place.error = Busy(
+            f"the request was called back: while other tenants ask, each has an equal share of the "
+            f"{self.limits.max_requests:,} requests in flight; try again in a moment, or raise it with --max-requests",
+            retry_after_s=self._retries.after_s(place.tenant),
         )
+        place.scope.revoke(place.error)
 
     def _may_enter(self, tenant: str) -> bool:
-        """Whether a tenant within its share does not want the place more."""
+        """Return whether no tenant within its share has a better claim to the place."""
+        if not self._wanted:
+            return True
         now, shares = self._now(), self._claims.shares
         for other in [other for other, (_, until) in self._wanted.items() if until < now]:
             del self._wanted[other]
@@ -226,7 +230,7 @@ class RequestLimiter:
             self._wanted[tenant] = count + 1, self._now() + _MAX_SCATTER * retry_after_s
 
     def _share(self, tenant: str) -> int:
-        """What a tenant is entitled to, with all who have places or want some."""
+        """Return the equal share of a tenant, among all that have places or want some."""
         return self.limits.max_requests // len({tenant, *self._claims.shares, *self._wanted})
 
     def _retries_of(self, tenant: str) -> RetryQueue:
@@ -242,12 +246,7 @@ class ConcurrencyLimit:
     """Admits as many requests as the limiter allows, and ends those that take too long."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        limiter: RequestLimiter,
-        meter: Meter,
-        wait_s: Callable[[str], float],
-        aborts: AbortThrottle,
+        self, app: ASGIApp, limiter: RequestLimiter, meter: Meter, wait_s: Callable[[str], float], aborts: AbortThrottle
     ) -> None:
         self._app = app
         self._aborts = aborts
@@ -263,6 +262,7 @@ class ConcurrencyLimit:
             return
         tenant = scope.get("state", {}).get("tenant", "")
         client = _Client(receive)
+        on_disconnect(scope, client.leave)
         if (wait_s := self._aborts.wait_s(tenant)) and not await client.stays(wait_s):
             self._aborts.end(tenant, 0.0)
             await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
@@ -272,29 +272,24 @@ class ConcurrencyLimit:
         except ServiceError as error:
             await self._refuse(error, tenant, scope, client.receive, send)
             return
-        place.ending, revocation = Revocation(), Revocation()
-        answer = _Answer(client, send, partial(self._commit, place, revocation))
+        revocation = Revocation()
+        answer = _Answer(client, send, partial(self._limiter.commit, place))
         began_s = self._aborts.now()
         try:
-            with place.ending, revocation:
+            with revocation:
                 self._limiter.offer(place, revocation)
                 await self._serve(scope, client.receive, answer)
         except ServiceError as error:
-            if error is place.ending.error:
-                await self._cut_off(error, answer, scope, receive)
-            elif error is revocation.error:
+            if error is not revocation.error:
+                raise
+            if error is place.error:
                 await self._refuse(error, tenant, scope, receive, send)
             else:
-                raise
+                await self._cut_off(error, answer, scope, receive)
         finally:
             self._limiter.leave(place)
             if client.has_left:
                 self._aborts.end(tenant, self._aborts.now() - began_s)
-
-    def _commit(self, place: Place, revocation: Revocation) -> None:
-        """A response cannot be called back once it has begun."""
-        revocation.end()
-        self._limiter.commit(place)
 
     def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> Awaitable[None]:
         """Pass a request on. No coroutine without a deadline: each token would resume it."""
@@ -336,7 +331,7 @@ class ConcurrencyLimit:
 
 
 class _Client:
-    """What is known of the client while it is answered."""
+    """The client of one request, while it is answered."""
 
     __slots__ = ("_early", "_receive", "has_left", "is_answered")
 
@@ -345,7 +340,7 @@ class _Client:
         self._early: dict[str, Any] | None = None
         self.is_answered = False
         self.has_left = False
-        """Whether it disconnected before its answer was complete."""
+        """True if it disconnected before its answer was complete."""
 
     async def stays(self, wait_s: float) -> bool:
         """Wait so long; False as soon as the client disconnects, if its body is a small one."""
@@ -366,9 +361,12 @@ class _Client:
             early, self._early = self._early, None
             return early | {"body": bytes(early["body"])}
         message = await self._receive()
-        if message["type"] == "http.disconnect" and not self.is_answered:
-            self.has_left = True
+        if message["type"] == "http.disconnect":
+            self.leave()
         return message
+
+    def leave(self) -> None:
+        self.has_left |= not self.is_answered
 
 
 class _Answer:

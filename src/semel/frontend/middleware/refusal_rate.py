@@ -34,7 +34,7 @@ class RefusalThrottle:
         self._due = float("-inf")
 
     def wait_s(self) -> float:
-        """How long the next refusal has to wait."""
+        """Return how long the next refusal has to wait."""
         limits = self._limits
         if not limits.per_s:
             return 0.0
@@ -44,7 +44,7 @@ class RefusalThrottle:
         return max(self._due - now, 0.0)
 
     def left_s(self) -> float:
-        """How long the last refusal still has to wait."""
+        """Return how long the last refusal still has to wait."""
         return max(self._due - self._now(), 0.0)
 
 
@@ -60,7 +60,7 @@ class AbortThrottle:
         self._tenants = RecentTenants()
 
     def wait_s(self, tenant: str) -> float:
-        """How long a request of a tenant waits until it is admitted."""
+        """Return how long a request of a tenant waits until it is admitted."""
         now = self.now()
         self._tenants.see(tenant, now)
         throttle = self._throttles.get(tenant)
@@ -82,22 +82,18 @@ class AddressThrottle:
     """
 
     def __init__(
-        self,
-        limits: RefusalLimits,
-        now: Callable[[], float] = time.monotonic,
-        *,
-        max_addresses: int = _MAX_ADDRESSES,
+        self, limits: RefusalLimits, now: Callable[[], float] = time.monotonic, *, max_addresses: int = _MAX_ADDRESSES
     ) -> None:
         self._limits = limits
         self._now = now
         self._throttles: LruMap[str, RefusalThrottle] = LruMap(max_addresses)
 
     def __len__(self) -> int:
-        """How many addresses it holds."""
+        """Return the number of addresses that it holds."""
         return len(self._throttles)
 
     def wait_s(self, address: str) -> float:
-        """How long the next refusal of an address has to wait."""
+        """Return how long the next refusal of an address has to wait."""
         throttle = self._throttles.get(address)
         if throttle is None:
             throttle = RefusalThrottle(self._limits, self._now)

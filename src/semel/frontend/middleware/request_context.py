@@ -7,7 +7,7 @@ own id and never replaces it: two clients may send the same id, and their reques
 from __future__ import annotations
 
 import logging
-import uuid
+import secrets
 from collections.abc import Awaitable, MutableMapping
 from functools import partial
 from time import perf_counter
@@ -53,7 +53,7 @@ class RequestContextMiddleware:
         began, status = perf_counter(), None
         http_request = Request(scope)
         request = RequestContext(
-            uuid.uuid4().hex,
+            secrets.token_hex(16),
             _client_id(http_request),
             self._tracing.begin(http_request.method, http_request.headers),
             self._tracing.tracer,
@@ -111,8 +111,12 @@ class RequestContextMiddleware:
         if CUT_OFF in request.scope:
             end, fields["cut_off"] = ", cut off,", True
         values = (request.method, route, status, end, seconds, client, f" ({tenant})" if tenant else "")
-        log = self._strangers.log if status == InvalidKey.status else access.info
-        log("%s %s %d%s in %.3f s for %s%s", *values, extra={"fields": fields})
+        text = "%s %s %d%s in %.3f s for %s%s"
+        extra = {"fields": fields}
+        if status == InvalidKey.status:
+            self._strangers.log(text, *values, extra=extra)
+        elif access.isEnabledFor(logging.INFO):  # not `access.info`, which looks up the caller: 9 µs of 26
+            access.handle(access.makeRecord(access.name, logging.INFO, __file__, 0, text, values, None, extra=extra))
 
 
 def _route(scope: Scope) -> str:

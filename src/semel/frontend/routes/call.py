@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from semel.core import Tenant
+from semel.frontend.api.openai.requests import ChatCompletionRequest, TokenizeChatRequest
 from semel.frontend.budget import Account
 from semel.frontend.http.body import CLIENT_CLOSED, parse_body, read, unless_disconnected
 from semel.frontend.http.download import Download
@@ -25,17 +25,17 @@ from semel.frontend.http.sse import EventStream
 from semel.frontend.limits import BodyLimits
 from semel.frontend.middleware.authentication import tenant_name
 from semel.frontend.service import FrontendState, ServedModel
-from semel.render import ChatRequest, Intent, ParsedRequest
+from semel.render import Intent, ParsedRequest, has_parts
 from semel.telemetry.request_context import current_request, own_id
 
-__all__ = ["Call", "Chatting", "prompt_limits", "read_prompt_json", "serve_call"]
+__all__ = ["Call", "prompt_limits", "read_prompt_json", "serve_call"]
 
 _CHAR_BYTES: Final = 200
 """Memory of one character while its text becomes tokens."""
 
 _FEW_CHARS: Final = 8_192
 _TOKEN_BYTES: Final = 16
-"""What a token and its `is_embed` take in JSON."""
+"""The size of a token and its `is_embed` in JSON."""
 
 
 class _Addressed(Protocol):
@@ -43,18 +43,6 @@ class _Addressed(Protocol):
 
     @property
     def model(self) -> str | None: ...
-
-
-class Chatting(Protocol):
-    """A request with a chat."""
-
-    def chat(self) -> ChatRequest:
-        """The parts of the request that determine the prompt."""
-        ...
-
-    def tenant(self, name: str = "") -> Tenant:
-        """The tenant of the items; `name` is the one bound to the API key."""
-        ...
 
 
 _T = TypeVar("_T", bound=_Addressed)
@@ -86,11 +74,15 @@ class Call:
         self.state.check_priority(getattr(parsed, "priority", 0), self.tenant)
         return parsed
 
-    async def read_chat(self, parsed: Chatting, intent: Intent = "execute") -> ParsedRequest:
+    async def read_chat(
+        self, parsed: ChatCompletionRequest | TokenizeChatRequest, intent: Intent = "execute"
+    ) -> ParsedRequest:
         """Parse a chat. Charges its decoded base64 first: at most three quarters of the body's length."""
-        self.account.take(3 * self.account.charged // 4)
+        chat = parsed.chat()
+        if has_parts(chat.messages):
+            self.account.take(3 * self.account.charged // 4)
         return await self.serving.pipeline.read_chat(
-            parsed.chat(),
+            chat,
             parsed.tenant(self.tenant),
             intent=intent,
             admit=self.serving.check_items,
@@ -137,18 +129,15 @@ async def serve_call(
     return response
 
 
-async def _read_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
-    return await _read_within(service.body, request, service, kind, call)
-
-
 async def read_prompt_json(request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call) -> _T:
     """Read a JSON body whose prompt may be a list of tokens."""
-    return await _read_within(prompt_limits(service, call), request, service, kind, call)
+    return await _read_json(request, service, kind, call, prompt_limits(service, call))
 
 
-async def _read_within(
-    limits: BodyLimits, request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call
+async def _read_json(
+    request: Request, service: FrontendState, kind: TypeAdapter[_T], call: Call, limits: BodyLimits | None = None
 ) -> _T:
+    limits = limits or service.body
     unknown = service.unknown_fields()
     body = await read(request, limits, call.account)
     parsing = parse_body(body, kind, limits, unknown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk, ChatResponse, Head
 from semel.frontend.api.openai.requests import ChatCompletionRequest
 from semel.frontend.api.openai.translation import Translated
-from semel.frontend.execution import submit_draft
+from semel.frontend.execution import submit_request
 from semel.frontend.http.sse import EventFormat, named_event, respond
 from semel.frontend.routes.call import Call
 from semel.frontend.service import ServedModel
@@ -34,11 +35,11 @@ class BegunChat:
     """Its outputs."""
 
     answer: ChatResponse
-    """What makes an answer of them."""
+    """The builder of the answer."""
 
     head: Head
     name: str
-    """What the ids of the answer end with."""
+    """The end of the ids of the answer."""
 
     is_streamed: bool
     media_ids: list[str] | None
@@ -92,35 +93,32 @@ class _TranslatedAnswer:
 
 async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
     """Submit a chat. Its caller keeps no reference to the request: it has the media, which are dropped early."""
-    request_id, serving = call.request_id, call.serving
-    parsing, role = request.parsing(), request.role
-    reading = call.read_chat(request)
-    opening = ConversationPrefix.of_chat(request.messages) if serving.fleet.has_choice else None
-    request = request.model_copy(
-        update={"messages": []}
-    )  # the response must not keep their base64: only `reading` has it
-    draft = await reading
-    media_ids = [public_id(content) for content in draft.contents] if request.return_media_ids else None
-    submitting = submit_draft(
+    serving, role, is_streamed = call.serving, request.role, request.stream
+    name = call.answer_id(request.request_id)
+    options, count, returns_ids = request.response_options(), request.n, request.return_media_ids
+    submitting = partial(
+        submit_request,
         serving,
-        draft,
-        request_id=request_id,
+        request_id=call.request_id,
         sampling=request.sampling(),
         tenant=request.tenant(call.tenant),
-        parsing=parsing,
+        parsing=request.parsing(),
         priority=request.priority,
-        opening=opening,
-        kind=StreamedAnswer if request.stream else BufferedAnswer,
+        opening=ConversationPrefix.of_chat(request.messages) if serving.fleet.has_choice else None,
+        kind=StreamedAnswer if is_streamed else BufferedAnswer,
         account=call.account,
     )
-    del draft  # nor must this frame keep the media
-    stream, prompt = await submitting
-    name = call.answer_id(request.request_id)
+    reading = call.read_chat(request)
+    del request  # the answer must not keep its base64: only `reading` has it
+    parsed_request = await reading
+    media_ids = [public_id(content) for content in parsed_request.contents] if returns_ids else None
+    beginning = submitting(parsed_request)
+    del parsed_request  # nor must this frame keep the media
+    stream, prompt = await beginning
     head = answer_head("chatcmpl", name, serving)
     decode = serving.pipeline.tokenizer.decode
-    options = request.response_options()
-    answer = ChatResponse(head, prompt, decode, count=request.n, options=options, role=role, media_ids=media_ids)
-    return BegunChat(stream, answer, head, name, request.stream, media_ids)
+    answer = ChatResponse(head, prompt, decode, count=count, options=options, role=role, media_ids=media_ids)
+    return BegunChat(stream, answer, head, name, is_streamed, media_ids)
 
 
 async def begin_translated(call: Call, request: Translated[Any]) -> BegunChat:
@@ -133,11 +131,11 @@ async def count_tokens(call: Call, request: Translated[Any]) -> int:
     """The number of tokens of a chat's prompt, with its items."""
     serving = call.serving
     with request.terms.reworded():
-        draft = await call.read_chat(request.take(), "inspect")
-        rendered = await serving.pipeline.inspector.render(draft, serving.held_anywhere())
+        parsed_request = await call.read_chat(request.take(), "inspect")
+        rendered = await serving.pipeline.inspector.render(parsed_request, serving.held_anywhere())
     return len(rendered.prompt.token_ids)
 
 
 def answer_head(kind: str, name: str, serving: ServedModel) -> Head:
-    """What an answer of this kind begins with."""
+    """Return the fields that an answer of this kind begins with."""
     return Head(f"{kind}-{name}", serving.model, f"semel-{serving.contract.fingerprint[:8]}")

@@ -18,7 +18,7 @@ from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompleti
 from semel.frontend.api.openai.completion_response import CompletionResponse, Echo, TextCompletion, TextCompletionChunk
 from semel.frontend.api.openai.requests import ChatCompletionRequest, CompletionRequest, InvocationRequest
 from semel.frontend.api.shared.logprobs import Decode
-from semel.frontend.execution import submit_draft
+from semel.frontend.execution import submit_request
 from semel.frontend.http.sse import EventStream, event, merged, respond
 from semel.frontend.routes.call import Call, read_prompt_json, serve_call
 from semel.frontend.routes.chat import answer_head, begin_chat
@@ -87,7 +87,7 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
     try:
         for number, prompt in enumerate(request.prompts()):
             serving.check_text(prompt)
-            stream, rendered = await submit_draft(
+            stream, rendered = await submit_request(
                 serving,
                 serving.pipeline.read_completion(
                     prompt, add_special_tokens=request.add_special_tokens, room=call.text_room

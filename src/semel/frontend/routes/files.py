@@ -18,14 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from semel.core import Digest
-from semel.errors import (
-    InvalidRequest,
-    NoMediaStore,
-    NotReady,
-    ServiceError,
-    UnknownMedia,
-    excerpt,
-)
+from semel.errors import InvalidRequest, NoMediaStore, NotReady, ServiceError, UnknownMedia, excerpt
 from semel.frontend.api.openai.files import (
     MAX_PAGE,
     FileDeleted,
@@ -56,15 +49,7 @@ __all__ = ["file_routes"]
 _PATH: Final = "/v1/files"
 _BINARY: Final = "application/octet-stream"
 _LARGE: Final = 1 << 20
-_REFUSED: Final = (
-    InvalidRequest.status,
-    UnknownMedia.status,
-    413,
-    429,
-    ServiceError.status,
-    NotReady.status,
-    504,
-)
+_REFUSED: Final = (InvalidRequest.status, UnknownMedia.status, 413, 429, ServiceError.status, NotReady.status, 504)
 _UPLOAD: Final = takes(TypeAdapter(FileUpload), {JSON: shape(FileObject)}, form=FORM)
 
 _Work = Callable[[MediaStore, str, Account], Coroutine[Any, Any, Response]]

@@ -66,9 +66,7 @@ def generation_routes(service: FrontendState) -> list[DocumentedRoute]:
         ask = _ask_file if kind == SAFETENSORS else read_prompt_json
         return await serve_call(request, service, _REQUEST, _generate, ask)
 
-    return [
-        DocumentedRoute("/inference/v1/generate", generate, methods=["POST"], operation=_operation()),
-    ]
+    return [DocumentedRoute("/inference/v1/generate", generate, methods=["POST"], operation=_operation())]
 
 
 def _operation() -> dict[str, Any]:
@@ -252,7 +250,7 @@ def _check_places(items: Sequence[RequestItem]) -> None:
 
 
 def _fault(token_ids: Sequence[int], one: IdentifiedItem, info: FeatureInfo) -> str | None:
-    """How an item differs from the feature that is known for it; None if it does not."""
+    """Say how an item differs from the feature that is known for it; None if it does not."""
     offset, layout = one.place.offset, info.layout
     if info.modality != one.item.modality:
         return "is of another modality"

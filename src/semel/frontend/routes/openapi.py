@@ -15,12 +15,14 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from semel.errors import InvalidKey, NotReady, ServiceError
+from semel.errors import InvalidKey, NotReady, SemelError, ServiceError
 from semel.frontend.http.errors import MessagesErrorBody, error_shape, messages_error_body
 from semel.frontend.middleware.authentication import OPEN, OPERATORS
 from semel.web.openapi import JSON, Schema, answer, document, refusals, told_codes
@@ -40,12 +42,7 @@ _KEY: Final = "One of the API keys that the operator has given out."
 
 
 def takes(
-    kind: TypeAdapter[Any],
-    answers: Mapping[str, Schema],
-    *,
-    form: str = JSON,
-    named: bool = False,
-    errors: str = "",
+    kind: TypeAdapter[Any], answers: Mapping[str, Schema], *, form: str = JSON, named: bool = False, errors: str = ""
 ) -> dict[str, Any]:
     """The description of a route that takes a body. With `named`, the response has an id; `errors` is the family of
     its errors."""
@@ -55,10 +52,7 @@ def takes(
 
 
 def looks(
-    answers: Mapping[str, Schema],
-    *,
-    refused: Iterable[int] = (ServiceError.status, NotReady.status),
-    errors: str = "",
+    answers: Mapping[str, Schema], *, refused: Iterable[int] = (ServiceError.status, NotReady.status), errors: str = ""
 ) -> dict[str, Any]:
     """The description of a route without a body."""
     return {"responses": {"200": answer("What was asked for.", answers), **refusals(refused, errors)}}
@@ -85,9 +79,13 @@ class DocumentedRoute(Route):
         self.operation = operation or {}
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether the route takes a request. If so, it is put into the request's scope, for metrics and logs."""
+        """Match a request. If the route takes it, it is put into the request's scope, for metrics and logs."""
         match, found = super().matches(scope)
         return match, found if match is Match.NONE else {**found, "route": self}
+
+
+Refuse = Callable[[Request, Exception], Awaitable[Response]]
+"""Makes the response to a request that ended with an error."""
 
 
 class DocumentedApp(Starlette):
@@ -95,14 +93,51 @@ class DocumentedApp(Starlette):
     that a request does not have."""
 
     def __init__(
-        self, routes: Iterable[DocumentedRoute], *, secured: bool, closed: bool = False, **options: Any
+        self,
+        routes: Iterable[DocumentedRoute],
+        *,
+        secured: bool,
+        refuse: Refuse,
+        closed: bool = False,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self._documented = [DocumentedRoute("/openapi.json", self._send_document), *routes]
         # Looked at one by one: those with a body first, and probes last.
         ordered = sorted(self._documented, key=lambda route: "GET" in (route.methods or ()))
-        super().__init__(routes=ordered, **options)
+        super().__init__(routes=ordered, middleware=middleware)
+        self._by_path = {
+            (method, route.path): route
+            for route in reversed(ordered)
+            for method in route.methods or ()
+            if not route.param_convertors
+        }
         self._secured = secured
         self._closed = closed
+        self._refuse = refuse
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the middleware around the routes, without Starlette's own, which resumes two coroutines per message.
+
+        Errors that are not expected end in `RequestContextMiddleware`.
+        """
+        app: ASGIApp = self._dispatch
+        for kind, positional, named in reversed(self.user_middleware):
+            app = kind(app, *positional, **named)
+        return app
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request by its route. One without parameters is looked up; the others are tried one by one."""
+        request = Request(scope, receive)
+        route = self._by_path.get((scope.get("method", ""), scope.get("path", "")))
+        try:
+            if route is None:
+                await self.router(scope, receive, send)
+                return
+            scope["route"] = route
+            response = await route.endpoint(request)
+        except (SemelError, HTTPException) as error:
+            response = await self._refuse(request, error)
+        await response(scope, receive, send)
 
     @cache  # noqa: B019 there is one application in a process, and its routes do not change
     def openapi(self) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def _accepts_tensors(request: Request) -> bool:
     return any(one.partition(";")[0].strip().lower() == SAFETENSORS for one in ranges)
 
 
-async def _inspect(serving: ServedModel, draft: ParsedRequest) -> Prompt:
-    return (await serving.pipeline.inspector.render(draft, serving.held_anywhere())).prompt
+async def _inspect(serving: ServedModel, parsed_request: ParsedRequest) -> Prompt:
+    return (await serving.pipeline.inspector.render(parsed_request, serving.held_anywhere())).prompt
 
 
 async def _render_chat(call: Call, request: ChatCompletionRequest) -> Response:
@@ -100,10 +100,10 @@ async def _render_chat(call: Call, request: ChatCompletionRequest) -> Response:
 
 
 async def _tensors(service: FrontendState, call: Call, request: ChatCompletionRequest) -> Response:
-    draft = await call.read_chat(request, "inspect")
+    parsed_request = await call.read_chat(request, "inspect")
     inspector = call.serving.pipeline.inspector
-    features = await inspector.features(draft, max_bytes=service.max_tensor_bytes, spend=call.account.take)
-    prompt = await draft.assemble([features[item.digest].layout for item in draft.items])
+    features = await inspector.features(parsed_request, max_bytes=service.max_tensor_bytes, spend=call.account.take)
+    prompt = await parsed_request.assemble([features[item.digest].layout for item in parsed_request.items])
     body = _body(call.serving, request, prompt, f"chatcmpl-{uuid.uuid4().hex}")
     owner = request.tenant(call.tenant), call.serving.pipeline.key
     texts = {PROMPT: msgspec.json.encode(await asyncio.to_thread(with_seals, body, features, *owner)).decode()}
@@ -120,9 +120,9 @@ async def _render_completion(call: Call, request: CompletionRequest) -> Response
     for number, text in enumerate(prompts):
         serving.check_text(text)
         special = request.add_special_tokens
-        draft = serving.pipeline.read_completion(text, add_special_tokens=special, room=call.text_room)
+        parsed_request = serving.pipeline.read_completion(text, add_special_tokens=special, room=call.text_room)
         its_id = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-        bodies.append(_body(serving, request, await _inspect(serving, draft), its_id))
+        bodies.append(_body(serving, request, await _inspect(serving, parsed_request), its_id))
     return json_response(bodies)
 
 

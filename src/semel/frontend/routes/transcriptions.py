@@ -29,9 +29,10 @@ from semel.frontend.api.openai.transcription_response import (
     TranscriptionResponse,
     Translation,
     TranslationChunk,
+    VerboseTranscript,
     VerboseTranscription,
 )
-from semel.frontend.execution import submit_draft
+from semel.frontend.execution import submit_request
 from semel.frontend.http.body import read_bytes
 from semel.frontend.http.sse import respond
 from semel.frontend.items.clips import Chain, Clip, read_clip
@@ -84,18 +85,8 @@ def transcription_routes(service: FrontendState) -> list[DocumentedRoute]:
         return await serve_call(request, service, _TRANSLATION, work, partial(_ask, TranslationRequest))
 
     return [
-        DocumentedRoute(
-            "/v1/audio/transcriptions",
-            transcriptions,
-            methods=["POST"],
-            operation=_TRANSCRIBE,
-        ),
-        DocumentedRoute(
-            "/v1/audio/translations",
-            translations,
-            methods=["POST"],
-            operation=_TRANSLATE,
-        ),
+        DocumentedRoute("/v1/audio/transcriptions", transcriptions, methods=["POST"], operation=_TRANSCRIBE),
+        DocumentedRoute("/v1/audio/translations", translations, methods=["POST"], operation=_TRANSLATE),
     ]
 
 
@@ -141,23 +132,22 @@ async def _write_down(task: Task, call: Call, speech: SpeechRequest) -> Response
     text = decoder_text(language, speech.prompt, times=speech.is_verbose, task=task)
     chain = Chain(len(clip.files), partial(_hear, call, tenant, clip, text, speech), call.account)
     await chain.begin()
-    transcript = TranscriptionResponse(
-        head=Head(f"{task}-{call.answer_id()}", serving.model, ""),
-        task=task,
-        seconds=clip.seconds,
-        language=language,
-        prompt_tokens=len(tokenizer.encode(text)),
-        closing_usage=speech.stream_include_usage,
-        running_usage=speech.stream_include_usage and speech.stream_continuous_usage_stats,
-    )
-    if marks is not None:
-        transcript = transcript.with_times(clip.begins_s, marks, tokenizer.decode, speech.temperature)
+    head = Head(f"{task}-{call.answer_id()}", serving.model, "")
+    known = head, task, clip.seconds, language, len(tokenizer.encode(text))
+    if marks is None:
+        usage = speech.stream_include_usage
+        transcript = TranscriptionResponse(*known, usage, usage and speech.stream_continuous_usage_stats)
+    else:
+        decode, temperature = tokenizer.decode, speech.temperature
+        transcript = VerboseTranscript(
+            *known, begins_s=clip.begins_s, marks=marks, decode=decode, temperature=temperature
+        )
     return await respond(chain, transcript, streamed=speech.stream)
 
 
 async def _hear(call: Call, tenant: Tenant, clip: Clip, text: str, speech: SpeechRequest, index: int) -> Stream:
     """The answer to one piece of a clip."""
-    stream, _ = await submit_draft(
+    stream, _ = await submit_request(
         call.serving,
         call.serving.pipeline.read_transcription(clip.media(index), text, tenant),
         request_id=call.request_id if len(clip.files) == 1 else f"{call.request_id}-{index}",
@@ -175,7 +165,7 @@ async def _detect(serving: ServedModel, media: Media, tenant: Tenant, request_id
     codes = {token: code for code in LANGUAGES if (token := tokenizer.token_id(f"<|{code}|>")) is not None}
     if not codes:
         raise InvalidRequest.of("language", f"{serving.model} cannot tell it; send one, as a code like en")
-    stream, _ = await submit_draft(
+    stream, _ = await submit_request(
         serving,
         serving.pipeline.read_transcription(media, _START, tenant),
         request_id=request_id,

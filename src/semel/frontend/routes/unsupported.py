@@ -58,7 +58,7 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/batches": "send each request by itself",
     "/v1/moderations": _POOL,
 }
-"""What to use instead, by path. The first matching path counts, so fixed paths come before those with parameters."""
+"""The replacements, by path. The first matching path counts, so fixed paths come before those with parameters."""
 
 
 def unsupported_routes() -> list[DocumentedRoute]:

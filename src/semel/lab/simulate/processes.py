@@ -1,7 +1,7 @@
 """The simulated processes of a fleet: shipped parts on a virtual loop, with modelled engines and preprocessing.
 
 A worker is the shipped `WorkerListener` and `Worker`. A frontend is the shipped `Membership`, `Fleet`, links,
-`Pipeline` with its cache and flights, and `submit_draft`. Only HTTP, templates and tokens are left out, and charged
+`Pipeline` with its cache and flights, and `submit_request`. Only HTTP, templates and tokens are left out, and charged
 (`Costs`).
 """
 
@@ -36,7 +36,7 @@ from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
 from semel.fleet.worker import RemoteWorker
-from semel.frontend.execution import submit_draft
+from semel.frontend.execution import submit_request
 from semel.frontend.service import ServedModel
 from semel.lab.simulate.costs import Costs
 from semel.lab.simulate.engine import EngineLimits, EngineModel
@@ -255,7 +255,7 @@ class FrontendProcess:
             await self._use(costs.render_s + costs.send_s)
             return _prompt(ask, items, places, layouts)
 
-        stream, _ = await submit_draft(
+        stream, _ = await submit_request(
             self._serving,
             ParsedRequest(tuple(items), media, {}, assemble, ask.tenant),
             request_id=request_id,

@@ -46,7 +46,7 @@ def messages_input(system: str | list[dict[str, Any]] | None, messages: list[dic
 
 
 def continues_last(messages: list[dict[str, Any]]) -> bool:
-    """Whether the answer goes on with the last message: it is the assistant's, and ends with text."""
+    """True if the answer goes on with the last message: it is the assistant's, and ends with text."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant":
         return False

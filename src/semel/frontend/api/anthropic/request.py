@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
 from semel.errors import InvalidRequest
 from semel.frontend.api.anthropic.input import continues_last, messages_input
 from semel.frontend.api.openai.translation import ClientTerms, Translated, to_chat
 from semel.frontend.api.shared.fields import REFUSED
-from semel.frontend.api.shared.request_base import Effort, Int64, OwnedRequest, Tokens, Words
+from semel.frontend.api.shared.request_base import Effort, Int64, OpenModel, OwnedRequest, Tokens, Unread, Words
 from semel.render.media.json_values import object_of, string_of
 
 __all__ = [
@@ -43,7 +43,6 @@ _FIELDS: Final[Mapping[str, str]] = {
     "thinking_token_budget": "thinking.budget_tokens",
 }
 _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
-_Unread = Annotated[Any, Field(description="Accepted and not looked at.")]
 _Message = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -59,20 +58,14 @@ _Message = Annotated[
 ]
 
 
-class _Open(BaseModel):
-    """As clients' libraries write it: what they add of their own is left out."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Thinking(_Open):
+class Thinking(OpenModel):
     """Whether to think, and for how many tokens."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Tokens | None = None
 
 
-class OutputFormat(_Open):
+class OutputFormat(OpenModel):
     """The JSON schema that the answer is held to."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
@@ -81,14 +74,14 @@ class OutputFormat(_Open):
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class OutputConfig(_Open):
+class OutputConfig(OpenModel):
     """How much to think, and what the answer is held to."""
 
     effort: Effort | None = None
     format: OutputFormat | None = None
 
 
-class MessagesTool(_Open):
+class MessagesTool(OpenModel):
     """A tool of the client."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -99,7 +92,7 @@ class MessagesTool(_Open):
     defer_loading: bool | None = None
 
 
-class MessagesToolChoice(_Open):
+class MessagesToolChoice(OpenModel):
     """Which tool the answer may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -121,10 +114,10 @@ class CountTokensRequest(OwnedRequest):
     output_format: OutputFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    betas: _Unread = None
-    cache_control: _Unread = None
-    context_management: _Unread = None
-    speed: _Unread = None
+    betas: Unread = None
+    cache_control: Unread = None
+    context_management: Unread = None
+    speed: Unread = None
 
 
 class MessagesRequest(CountTokensRequest):
@@ -137,12 +130,12 @@ class MessagesRequest(CountTokensRequest):
     top_k: Int64 | None = None
     top_p: float | None = None
     priority: Int64 = 0
-    diagnostics: _Unread = None
-    inference_geo: _Unread = None
-    metadata: _Unread = None
-    service_tier: _Unread = None
-    user_profile_id: _Unread = None
-    workspace_id: _Unread = None
+    diagnostics: Unread = None
+    inference_geo: Unread = None
+    metadata: Unread = None
+    service_tier: Unread = None
+    user_profile_id: Unread = None
+    workspace_id: Unread = None
 
 
 def _translate(request: MessagesRequest) -> Translated[None]:

@@ -301,7 +301,7 @@ class MessagesStream:
 
 
 def is_json(text: str) -> bool:
-    """Whether a call's arguments are complete."""
+    """Return whether a call's arguments are complete."""
     try:
         pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError:

@@ -87,7 +87,7 @@ class SpeechRequest(BaseModel):
 
     @property
     def is_verbose(self) -> bool:
-        """Whether the response has segments with timestamps."""
+        """True if the response has segments with timestamps."""
         return self.response_format == "verbose_json"
 
     def sampling(self, max_tokens: int) -> Mapping[str, object]:

@@ -89,7 +89,7 @@ class Echo:
 
     texts: Sequence[str]
     alone: bool
-    """Whether the response has the prompt only, without the one token that was generated."""
+    """True if the response has the prompt only, without the one token that was generated."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ error. Numbers that cost memory or time are bounded here (threats S15).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
@@ -124,7 +123,7 @@ class RepetitionDetection(StrictModel):
 
 
 class _Chat(OwnedRequest):
-    """What decides the prompt of a chat."""
+    """The fields that decide the prompt of a chat."""
 
     messages: Annotated[list[_Message], Field(fail_fast=True, min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=1_024)] | None = None
@@ -142,8 +141,8 @@ class _Chat(OwnedRequest):
             check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
         return self
 
-    def chat(self) -> ChatRequest:
-        """The parts of the request that determine the prompt."""
+    def _chat_request(self, *, return_media_ids: bool = False) -> ChatRequest:
+        """Return the parts of the request that determine the prompt."""
         return ChatRequest(
             messages=self.messages,
             tools=None if self.tools is None else [tool.for_template() for tool in self.tools],
@@ -151,6 +150,7 @@ class _Chat(OwnedRequest):
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.template_kwargs(),
             mm_processor_kwargs=self.mm_processor_kwargs,
+            return_media_ids=return_media_ids,
         )
 
     def template_kwargs(self) -> dict[str, Any]:
@@ -165,12 +165,12 @@ class _Chat(OwnedRequest):
 
 
 class _Sampled(OwnedRequest, Ignored):
-    """How to answer, whatever the prompt."""
+    """The fields that decide the answer, whatever the prompt."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
     request_id: RequestName | None = None
-    """What the id of the answer ends with; inside, requests have ids of our own."""
+    """The end of the id of the answer; inside, requests have ids of our own."""
 
     priority: Int64 = 0
 
@@ -220,18 +220,25 @@ class _Sampled(OwnedRequest, Ignored):
             check_tokens_left(self.__dict__, name)
         return self
 
-    def sampling(self) -> Mapping[str, object]:
-        """The engine's sampling parameters. The engine decides those that the client left out."""
-        return self.model_dump(include=set(_SAMPLING), exclude_none=True)
+    def _sampling(self) -> dict[str, object]:
+        """Return the engine's sampling parameters, without those that the client left out."""
+        sampling = {name: value for name in _SAMPLING if (value := self.__dict__[name]) is not None}
+        if self.repetition_detection is not None:
+            sampling["repetition_detection"] = self.repetition_detection.model_dump()
+        return sampling
 
-    def response_options(self) -> ResponseOptions:
-        """The optional parts of the response."""
-        options = self.stream_options or StreamOptions()
+    def _response_options(self, top_logprobs: int | None, *, logprobs: bool, reasoning: bool = True) -> ResponseOptions:
+        """Return the optional parts of the response; `top_logprobs` of each token, None for the chosen ones."""
+        options = self.stream_options
+        usage = options is not None and bool(options.include_usage)
         return ResponseOptions(
-            tokens_as_ids=self.return_tokens_as_token_ids,
-            token_ids=self.return_token_ids,
-            usage=bool(options.include_usage),
-            running_usage=bool(options.include_usage and options.continuous_usage_stats),
+            logprobs,
+            None if self.logprob_token_ids else top_logprobs,
+            self.return_tokens_as_token_ids,
+            self.return_token_ids,
+            reasoning,
+            usage,
+            running_usage=usage and options is not None and bool(options.continuous_usage_stats),
         )
 
 
@@ -248,8 +255,8 @@ class ChatCompletionRequest(_Chat, _Sampled):
     return_media_ids: bool = False
 
     def chat(self) -> ChatRequest:
-        """The parts of the request that determine the prompt."""
-        return replace(super().chat(), return_media_ids=self.return_media_ids)
+        """Return the parts of the request that determine the prompt."""
+        return self._chat_request(return_media_ids=self.return_media_ids)
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -268,7 +275,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
 
     def sampling(self) -> Mapping[str, object]:
         """The engine's sampling parameters. The engine decides those that the client left out."""
-        sampling = dict(super().sampling())
+        sampling = self._sampling()
         if (longest := self.max_completion_tokens or self.max_tokens) is not None:
             sampling["max_tokens"] = longest
         if self.logprobs and not self.logprob_token_ids:
@@ -278,7 +285,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
         return sampling
 
     def parsing(self) -> AnswerParsing:
-        """How the engine parses the answer."""
+        """Return how the engine parses the answer."""
         form = self.response_format
         return AnswerParsing(
             tools=None if self.tools is None else [tool.for_template() for tool in self.tools],
@@ -294,10 +301,7 @@ class ChatCompletionRequest(_Chat, _Sampled):
 
     def response_options(self) -> ResponseOptions:
         """The optional parts of the response."""
-        top = None if self.logprob_token_ids else self.top_logprobs
-        return replace(
-            super().response_options(), logprobs=self.logprobs, top_logprobs=top, reasoning=self.include_reasoning
-        )
+        return self._response_options(self.top_logprobs, logprobs=self.logprobs, reasoning=self.include_reasoning)
 
 
 class CompletionRequest(_Sampled):
@@ -337,7 +341,8 @@ class CompletionRequest(_Sampled):
 
     def sampling(self) -> Mapping[str, object]:
         """The engine's sampling parameters. The engine decides those that the client left out."""
-        sampling = {**super().sampling(), "max_tokens": self.max_tokens or 1}  # an echo alone still generates one token
+        sampling = self._sampling()
+        sampling["max_tokens"] = self.max_tokens or 1  # an echo alone still generates one token
         if self.logprobs is not None:
             if not self.logprob_token_ids:
                 sampling["logprobs"] = self.logprobs
@@ -349,10 +354,7 @@ class CompletionRequest(_Sampled):
 
     def response_options(self) -> ResponseOptions:
         """The optional parts of the response."""
-        if self.logprobs is None:
-            return super().response_options()
-        top = None if self.logprob_token_ids else self.logprobs
-        return replace(super().response_options(), logprobs=True, top_logprobs=top)
+        return self._response_options(self.logprobs or 0, logprobs=self.logprobs is not None)
 
 
 class TokenizeTextRequest(RequestBody):
@@ -368,6 +370,10 @@ class TokenizeChatRequest(_Chat):
 
     add_special_tokens: Literal[False] = False
     return_token_strs: bool = False
+
+    def chat(self) -> ChatRequest:
+        """Return the parts of the request that determine the prompt."""
+        return self._chat_request()
 
 
 def _form(value: Any) -> str:

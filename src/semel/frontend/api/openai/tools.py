@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from semel.errors import InvalidRequest
+from semel.frontend.api.shared.request_base import OpenModel
 
 __all__ = ["Function", "NamedTool", "Tool", "ToolChoice", "chosen"]
 
 
-class _Open(BaseModel):
-    """As clients' libraries write it: what they add of their own is left out."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Function(_Open):
+class Function(OpenModel):
     """A function that the model may call."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -28,7 +23,7 @@ class Function(_Open):
     defer_loading: bool | None = None
 
 
-class Tool(_Open):
+class Tool(OpenModel):
     """A tool; there are functions only."""
 
     type: Literal["function"] = "function"
@@ -47,11 +42,11 @@ class Tool(_Open):
         return for_template
 
 
-class _Name(_Open):
+class _Name(OpenModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class NamedTool(_Open):
+class NamedTool(OpenModel):
     """The one function to call."""
 
     type: Literal["function"] = "function"

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NotRequired
+from typing import Final, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -158,22 +158,6 @@ class TranscriptionResponse:
     _completion_tokens: int = 0
     _separated: bool = True
 
-    def with_times(
-        self, begins_s: Sequence[float], marks: Marks, decode: Decode, temperature: float
-    ) -> VerboseTranscript:
-        """The same transcript with timed segments. `begins_s` has the offset of each piece in the clip."""
-        return VerboseTranscript(
-            self.head,
-            self.task,
-            self.seconds,
-            self.language,
-            self.prompt_tokens,
-            begins_s=begins_s,
-            marks=marks,
-            decode=decode,
-            temperature=temperature,
-        )
-
     @property
     def separator(self) -> str:
         """The text between two pieces or segments."""
@@ -218,22 +202,14 @@ class TranscriptionResponse:
             yield chunk
 
     def _chunk(self, choices: list[TranscriptionChunkChoice]) -> TranscriptionChunk | TranslationChunk:
-        head = self.head
-        if self.task == "translate":
-            return {
-                "id": head.answer_id,
-                "object": "translation.chunk",
-                "created": head.created,
-                "model": head.model,
-                "choices": choices,
-            }
-        return {
-            "id": head.answer_id,
-            "object": "transcription.chunk",
-            "created": head.created,
-            "model": head.model,
+        chunk = {
+            "id": self.head.answer_id,
+            "object": "translation.chunk" if self.task == "translate" else "transcription.chunk",
+            "created": self.head.created,
+            "model": self.head.model,
             "choices": choices,
         }
+        return cast("TranscriptionChunk | TranslationChunk", chunk)
 
     def _usage(self) -> StreamedUsage:
         # Same order of operations as vLLM: another order can round to another frame.

@@ -19,13 +19,7 @@ from semel.errors import RequestError
 from semel.frontend.api.openai.requests import ChatCompletionRequest
 from semel.frontend.api.shared.faults import fault_of, split_field
 
-__all__ = [
-    "ClientTerms",
-    "Messages",
-    "Translated",
-    "file_of",
-    "to_chat",
-]
+__all__ = ["ClientTerms", "Messages", "Translated", "file_of", "to_chat"]
 
 _MESSAGE: Final = re.compile(r"messages\[(\d+)\]")
 
@@ -102,7 +96,7 @@ class Translated(Generic[_Echo]):
 
     _chat: ChatCompletionRequest | None
     echo: _Echo
-    """What the answer needs of the request."""
+    """The parts of the request that the answer needs."""
 
     terms: ClientTerms
     model: str | None = None

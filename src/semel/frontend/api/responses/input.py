@@ -42,7 +42,7 @@ def input_messages(instructions: str | None, request_input: str | list[dict[str,
 
 
 def continues_last(request_input: str | list[dict[str, Any]]) -> bool:
-    """Whether the answer goes on with the last message: the client sends it as one that is not complete."""
+    """True if the answer goes on with the last message: the client sends it as one that is not complete."""
     if isinstance(request_input, str) or not request_input or not isinstance(last := request_input[-1], dict):
         return False
     return last.get("role") == "assistant" and last.get("status") in _OPEN

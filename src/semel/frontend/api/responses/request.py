@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from msgspec import Raw
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import AfterValidator, Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
 
 from semel.errors import InvalidRequest
@@ -25,11 +25,13 @@ from semel.frontend.api.shared.request_base import (
     Biases,
     Effort,
     Int64,
+    OpenModel,
     OwnedRequest,
     RequestName,
     StrictModel,
     Tokens,
     Top,
+    Unread,
     Words,
 )
 from semel.render.media.json_values import object_of, string_of
@@ -76,28 +78,26 @@ _SAME: Final = (
 """Fields that a chat has under the same name."""
 
 _FORMAT_FIELDS: Final = ("type", "name", "description", "schema", "strict")
-_NONE, _AUTO = Raw(b"[]"), Raw(b'"auto"')
+_ECHOED: Final = (
+    *("frequency_penalty", "max_output_tokens", "parallel_tool_calls", "presence_penalty", "prompt_cache_key"),
+    *("safety_identifier", "temperature", "top_logprobs", "top_p", "user"),
+)
+"""Fields that the answer has under the same name, with the same value."""
+
 _LOGPROBS: Final = "message.output_text.logprobs"
-_Unread = Annotated[Any, Field(description="Accepted and not looked at.")]
 _Item = Annotated[dict[str, Any], WithJsonSchema({"type": "object"})]
 _Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 
 
-class _Open(BaseModel):
-    """As clients' libraries write it: what they add of their own is left out."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Reasoning(_Open):
+class Reasoning(OpenModel):
     """How much to think. Reasoning is answered as it is, so there is no summary to ask for."""
 
     effort: Effort | None = None
 
 
-class TextOptions(_Open):
+class TextOptions(OpenModel):
     """What the text of the answer is held to."""
 
     format: dict[str, Any] | None = None
@@ -133,13 +133,13 @@ class ResponsesRequest(OwnedRequest):
     user: Words | None = None
     safety_identifier: Words | None = None
     prompt_cache_key: Words | None = None
-    access_programs: _Unread = None
-    client_metadata: _Unread = None
-    max_tool_calls: _Unread = None
-    prompt_cache_options: _Unread = None
-    prompt_cache_retention: _Unread = None
-    service_tier: _Unread = None
-    session_id: _Unread = None
+    access_programs: Unread = None
+    client_metadata: Unread = None
+    max_tool_calls: Unread = None
+    prompt_cache_options: Unread = None
+    prompt_cache_retention: Unread = None
+    service_tier: Unread = None
+    session_id: Unread = None
 
     chat_template_kwargs: dict[str, Any] | None = None
     frequency_penalty: float | None = None
@@ -164,24 +164,12 @@ class ResponsesRequest(OwnedRequest):
 
 @dataclass(frozen=True, slots=True)
 class ResponsesEcho:
-    """What an answer repeats of its request, and which of its tools are custom ones."""
+    """The fields of a request that its answer repeats, and the names of its custom tools."""
 
-    instructions: Raw | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
-    tools: Raw = field(default_factory=lambda: _NONE)
-    tool_choice: Raw = field(default_factory=lambda: _AUTO)
-    parallel_tool_calls: bool = True
-    text: Raw | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """By their names in the answer. Those that may be long are JSON already."""
+
     effort: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int = 0
-    max_output_tokens: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     custom_tools: frozenset[str] = frozenset()
 
 
@@ -238,8 +226,7 @@ def _tool(tool: dict[str, Any], where: str) -> _ChatTool:
             return {"type": "function", "function": {**function, "parameters": _CUSTOM_PARAMETERS}}
         case kind:
             raise InvalidRequest.of(
-                where,
-                f"type {str(kind)[:32]!r} is not supported: no tools run here; offer a function, and run it",
+                where, f"type {str(kind)[:32]!r} is not supported: no tools run here; offer a function, and run it"
             )
 
 
@@ -271,24 +258,17 @@ def _echo(request: ResponsesRequest) -> ResponsesEcho:
     choice = request.tool_choice
     if isinstance(choice, dict):
         choice = {"type": choice["type"], "name": choice["name"]}
+    encoded = {
+        "instructions": _encoded(request.instructions),
+        "tools": _encoded([_complete(tool) for tool in tools]) or Raw(b"[]"),
+        "tool_choice": _encoded(choice) or Raw(b'"auto"'),
+        "text": _encoded(text),
+        "metadata": request.metadata or {},
+    }
     return ResponsesEcho(
-        instructions=_encoded(request.instructions),
-        metadata=request.metadata or {},
-        tools=_encoded([_complete(tool) for tool in tools]) or _NONE,
-        tool_choice=_encoded(choice) or _AUTO,
-        parallel_tool_calls=request.parallel_tool_calls,
-        text=_encoded(text),
-        effort=None if request.reasoning is None else request.reasoning.effort,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_logprobs=request.top_logprobs,
-        max_output_tokens=request.max_output_tokens,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        user=request.user,
-        safety_identifier=request.safety_identifier,
-        prompt_cache_key=request.prompt_cache_key,
-        custom_tools=frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
+        {name: getattr(request, name) for name in _ECHOED} | encoded,
+        None if request.reasoning is None else request.reasoning.effort,
+        frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
     )
 
 

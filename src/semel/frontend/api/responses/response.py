@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -195,7 +195,7 @@ class InputTokens(Struct):
 
 @dataclass(slots=True)
 class ResponsesHead:
-    """What every event and the whole of one answer begin with."""
+    """The fields that every event and the whole of one answer begin with."""
 
     name: str
     """The last part of all its ids."""
@@ -204,7 +204,7 @@ class ResponsesHead:
     created: int
     echo: ResponsesEcho = field(default_factory=ResponsesEcho)
     media_ids: list[str] | None = None
-    """What a complete answer has of its items, if the request wants that."""
+    """The items in a complete answer, if the request wants them."""
 
     def item_id(self, kind: str, index: int) -> str:
         """The id of the item at this place in the output."""
@@ -228,23 +228,8 @@ class ResponsesHead:
             usage=usage,
             error=error,
             incomplete_details=IncompleteDetails() if status == "incomplete" else None,
-            # These are JSON already, which is written as it is.
-            instructions=cast("str | None", echo.instructions),
-            tools=cast("list[dict[str, Any]]", echo.tools),
-            tool_choice=cast("str", echo.tool_choice),
-            text=cast("dict[str, Any] | None", echo.text),
-            metadata=echo.metadata,
-            parallel_tool_calls=echo.parallel_tool_calls,
             reasoning=ResponseReasoning(echo.effort),
-            temperature=echo.temperature,
-            top_p=echo.top_p,
-            top_logprobs=echo.top_logprobs,
-            frequency_penalty=echo.frequency_penalty,
-            presence_penalty=echo.presence_penalty,
-            max_output_tokens=echo.max_output_tokens,
-            user=echo.user,
-            safety_identifier=echo.safety_identifier,
-            prompt_cache_key=echo.prompt_cache_key,
+            **echo.fields,
             media_ids=UNSET if self.media_ids is None or usage is None else self.media_ids,
         )
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in a sentence: pydantic's errors in the words of the API. Pure.
+"""The fault of a request, in a sentence: pydantic's errors in the words of the API. Pure.
 
 The message begins with the place, such as `messages[3].content[1]`, and `param` is that place. A field that takes one
 of several types has an error for each of them: the one that got furthest counts, or all are said together.
@@ -27,8 +27,8 @@ _TAGGED: Final = frozenset({"response_format"})
 _TYPE_LABEL: Final = re.compile(
     r"^(str|int|float|bool|bytes|dict|list|none|constrained-\w+|nullable|_?[A-Z]\w*)$|\[[^\]]|[({]"
 )
-"""What pydantic puts into a place for a type of several that a field takes: `str`, `list[int]`, a class. No field of
-the APIs is written so."""
+"""The names that pydantic puts into a place for one of several types that a field takes: `str`, `list[int]`, a class.
+No field of the APIs is written so."""
 
 _ONE: Final = {" 1 characters": " one character", " 1 entries": " one entry"}
 _SENTENCES: Final[Mapping[str, str]] = {

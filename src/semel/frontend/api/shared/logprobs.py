@@ -39,7 +39,7 @@ __all__ = [
 Decode = Callable[[Sequence[int]], str]
 
 PromptPositions = Sequence[Mapping[int, ReportedLogprob] | None]
-"""What the engine reports for each token of a prompt; None for the first."""
+"""The engine's report for each token of a prompt; None for the first."""
 
 LEAST: Final = -9999.0
 """OpenAI's substitute for a log probability that JSON cannot represent."""

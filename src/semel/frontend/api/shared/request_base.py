@@ -1,8 +1,9 @@
-"""What the requests of all APIs share: bounded types of fields, and how unsupported fields are refused (S15)."""
+"""The base of the requests of all APIs: bounded types of fields, and the refusal of unsupported fields (S15)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
@@ -17,6 +18,7 @@ __all__ = [
     "Count",
     "Effort",
     "Int64",
+    "OpenModel",
     "OwnedRequest",
     "RequestBody",
     "RequestName",
@@ -25,6 +27,7 @@ __all__ = [
     "Token",
     "Tokens",
     "Top",
+    "Unread",
     "Words",
 ]
 
@@ -37,9 +40,9 @@ Salt = Annotated[str, Field(max_length=1_024)]
 Words = Annotated[str, Field(max_length=1_024)]
 RequestName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Unread = Annotated[Any, Field(description="Accepted and not looked at.")]
 Biases = Annotated[
-    dict[Int64, float],
-    Field(max_length=1_024, json_schema_extra={"propertyNames": {"pattern": "^-?[0-9]{1,18}$"}}),
+    dict[Int64, float], Field(max_length=1_024, json_schema_extra={"propertyNames": {"pattern": "^-?[0-9]{1,18}$"}})
 ]
 """The keys are strings, because JSON has no others."""
 
@@ -48,6 +51,12 @@ class StrictModel(BaseModel):
     """A part of a request in which unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class OpenModel(BaseModel):
+    """A part of a request as clients' libraries write it: unknown fields are left out."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class RequestBody(StrictModel):
@@ -63,7 +72,7 @@ class RequestBody(StrictModel):
     def _say_what_is_not_supported(cls, body: Any, info: ValidationInfo) -> Any:
         if not isinstance(body, dict):
             return body
-        return without_refused(body, frozenset(cls.model_fields), cls.refused, info.context)
+        return without_refused(body, _field_names(cls), cls.refused, info.context)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -71,6 +80,11 @@ class RequestBody(StrictModel):
         tell_refused(inner := handler.resolve_ref_schema(schema), cls.refused)
         inner["additionalProperties"] = True  # with a warning, unless the operator refuses them
         return schema
+
+
+@cache  # there are as many as kinds of requests
+def _field_names(kind: type[BaseModel]) -> frozenset[str]:
+    return frozenset(kind.model_fields)
 
 
 class OwnedRequest(RequestBody):

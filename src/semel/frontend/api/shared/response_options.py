@@ -13,17 +13,17 @@ class ResponseOptions:
 
     logprobs: bool = False
     top_logprobs: int | None = 0
-    """How many log probabilities of each token; None for all that the engine reports."""
+    """The number of log probabilities of each token; None for all that the engine reports."""
 
     tokens_as_ids: bool = False
-    """Whether log probabilities have `token_id:…` in place of token text, for tokens that are no text by themselves."""
+    """True if log probabilities have `token_id:…` in place of token text, for tokens that are no text by themselves."""
 
     token_ids: bool = False
     reasoning: bool = True
     """If False, the response omits everything from which reasoning could be read."""
 
     usage: bool = False
-    """Whether a stream ends with its usage."""
+    """True if a stream ends with its usage."""
 
     running_usage: bool = False
-    """Whether every chunk of a stream has the usage so far."""
+    """True if every chunk of a stream has the usage so far."""

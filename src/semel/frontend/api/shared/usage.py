@@ -78,7 +78,7 @@ class UsageCounter:
     def of(cls, prompt: Prompt) -> Self:
         """A counter for the answer to a prompt."""
         encoded = 0 if prompt.encoder_token_ids is None else len(prompt.encoder_token_ids)
-        return cls(len(prompt.token_ids) + encoded, modality_tokens(prompt))
+        return cls(len(prompt.token_ids) + encoded, modality_tokens(prompt) if prompt.items else {})
 
     def add(self, output: Output) -> None:
         """Count an output's tokens, and what the engine reports about the prompt."""

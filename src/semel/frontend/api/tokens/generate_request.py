@@ -147,7 +147,7 @@ class RequestItem:
 
     @property
     def is_sent(self) -> bool:
-        """Whether the request has its tensors."""
+        """Return whether the request has its tensors."""
         return bool(self.packed) or self.feature is not None
 
 
@@ -193,7 +193,7 @@ class GenerateRequest(_Strict):
 
     @property
     def is_packed(self) -> bool:
-        """Whether its JSON has tensors."""
+        """True if its JSON has tensors."""
         return self.features is not None and bool(self.features.kwargs_data)
 
     def completion(self) -> CompletionRequest:
@@ -226,7 +226,7 @@ class GenerateRequest(_Strict):
 
     @property
     def is_file(self) -> bool:
-        """Whether the request came in a file with tensors."""
+        """True if the request came in a file with tensors."""
         return bool(self._tensors)
 
     def with_tensors(self, tensors: Mapping[str, Feature]) -> Self:

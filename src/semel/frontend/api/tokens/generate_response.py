@@ -195,12 +195,7 @@ class GenerateResponse:
     def closing(self) -> Iterator[GeneratedChunk]:
         """The last chunk of a stream, with its usage, if the client requested it."""
         if self._options.usage:
-            yield {
-                "request_id": self._request_id,
-                "usage": self._usage.known(),
-                "output_mode": "tokens",
-                "choices": [],
-            }
+            yield {"request_id": self._request_id, "usage": self._usage.known(), "output_mode": "tokens", "choices": []}
 
     def _whole_choice(self, index: int, choice: _Choice) -> GeneratedChoice:
         return {

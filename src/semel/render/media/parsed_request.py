@@ -90,7 +90,7 @@ class Cut(Protocol):
 
 
 async def _is_assembled(_: Sequence[Layout]) -> Prompt:
-    raise ServiceError("the prompt of this draft has been assembled already")
+    raise ServiceError("the prompt of this request has been assembled already")
 
 
 async def _cannot_make(digest: Digest) -> Feature:
