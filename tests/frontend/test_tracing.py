@@ -193,8 +193,7 @@ async def test_an_item_is_in_the_trace_of_who_asked_for_it_whoever_hands_it_to_a
         job.trace(job.queued_at + 0.5)
 
     with entered(RequestContext("mine", span=mine, tracer=tracer)):
-        made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
-        job = FeatureJob(0, made, Media("image", b"123"), {}, b"", made)
+        job = FeatureJob(0, Media("image", b"123"), b"")
     with entered(RequestContext("theirs", span=theirs, tracer=tracer)):
         await asyncio.create_task(work(job), context=job.context)
         await asyncio.create_task(work(job))

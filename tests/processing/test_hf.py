@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from PIL import Image
 
 from semel.core import Media, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
 from semel.processing import FAMILIES, Description, Family, HfProcessor, family_of, from_torch, to_torch
 from semel.processing.processor import ProcessorKind, choose_processor, load_processor
+from tests.processing.test_pool import picture
 
 Folder = Callable[[str], Path]
 UINT8 = Target("float32", "engine")
@@ -23,12 +23,6 @@ UINT8 = Target("float32", "engine")
 @pytest.fixture(scope="module")
 def qwen(tiny: Folder) -> HfProcessor:
     return HfProcessor.load(tiny("qwen2-vl"), UINT8)
-
-
-def picture(width: int, height: int) -> Media:
-    buffer = io.BytesIO()
-    Image.linear_gradient("L").resize((width, height)).convert("RGB").save(buffer, "PNG")
-    return Media("image", buffer.getvalue(), "image/png")
 
 
 def test_the_layout_is_what_the_processor_replaces_its_placeholder_by(qwen: HfProcessor) -> None:
@@ -92,11 +86,6 @@ def test_a_clip_too_short_to_be_heard_is_refused_S8(tiny: Folder) -> None:
 def test_an_image_that_the_processor_refuses_is_the_client_s_fault_in_our_words_S7(qwen: HfProcessor) -> None:
     with pytest.raises(MediaUndecodable, match="check its proportions"):
         qwen.process(picture(2, 2_000))
-
-
-def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json is missing"):
-        HfProcessor.load(tmp_path, UINT8)
 
 
 def test_the_fingerprint_is_the_same_in_every_load_and_from_every_place(tiny: Folder, tmp_path: Path) -> None:

@@ -233,19 +233,6 @@ async def test_an_answer_whose_caller_has_gone_is_dropped_and_the_next_is_right(
 
 
 @pytest.mark.slow
-async def test_a_pool_with_too_much_to_do_refuses_more_at_once(pool: Pool) -> None:
-    with stopped(pool) as pids:
-        accepted = submit(pool, *[picture(56, 56)] * (MAX_WAITING + len(pids)))
-        await asyncio.sleep(0)
-        with pytest.raises(NotReady, match="wait for preprocessing already"):
-            await pool.process(picture(56, 56))
-        for task in accepted:
-            task.cancel()
-        await asyncio.gather(*accepted, return_exceptions=True)
-    assert (await pool.process(picture(56, 56))).layout.num_embeds == 4
-
-
-@pytest.mark.slow
 async def test_a_tenant_that_fills_the_queue_yields_its_newest_items_to_another_S21(pool: Pool) -> None:
     one = picture(56, 56)
     with stopped(pool) as pids:

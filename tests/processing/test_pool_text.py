@@ -114,23 +114,23 @@ def test_a_file_that_gives_other_tokens_or_none_is_not_used(tiny: Folder, tmp_pa
 
 
 async def test_texts_and_tokens_cross_the_pipe_unchanged() -> None:
-    tokenizer, made = EngineTokenizer(Letters()), asyncio.get_running_loop().create_future()
+    tokenizer = EngineTokenizer(Letters())
     texts = ["", "a<b>c", "ü\n"]
     for special in (False, True):
-        job = TokenizeJob.of(3, texts, made, special)
+        job = TokenizeJob.of(3, texts, "", add_special_tokens=special)
         order = Tokenize(3, (0, 5, 3), special)
         answer, payload = text_answer(tokenizer, order, job.media.data)
         assert isinstance(answer, Tokens)
         expected = [Letters().encode(text, add_special_tokens=special) for text in texts]
-        assert job.read(answer, memoryview(payload), None) == expected
+        assert job.read(answer, memoryview(payload)) == expected
         with pytest.raises(ProtocolError):
             text_answer(tokenizer, order, job.media.data + b"x")
         with pytest.raises(ProtocolError, match="answered item 3"):
-            job.read(replace_item(answer), memoryview(payload), None)
+            job.read(replace_item(answer), memoryview(payload))
     answer, payload = text_answer(tokenizer, Detokenize(1, True), array("i", [300, 97, 252]).tobytes())
     assert payload.decode() == "aü"
     with pytest.raises(InvalidRequest, match="surrogate"):
-        TokenizeJob.of(1, ["\ud800"], made, False)
+        TokenizeJob.of(1, ["\ud800"], "", add_special_tokens=False)
 
 
 def replace_item(answer: Tokens) -> Tokens:

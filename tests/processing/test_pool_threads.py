@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from semel.cache import Reservation, SharedCache
-from semel.cache.shared.segment import Segment
+from semel.cache import SharedCache
 from semel.compose.pipeline import blocking
 from semel.core import Media
 from semel.errors import NotReady
-from semel.processing.pool.pipe import Made, Offer, TensorHead, Tokenize, Tokens, Work, Write
+from semel.processing.pool.pipe import Made, TensorHead, Tokenize, Tokens, Work
 from semel.processing.pool.staging import Staging
 from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
 from tests.waiting import until
@@ -37,8 +37,6 @@ async def check_all_is_done(timeout_s: float) -> None:
                 continue
             assert isinstance(order, Work)
             await all_wait.wait()
-            await peer.send(Offer(order.item, FEATURE_BYTES, 1))
-            assert isinstance((await peer.receive())[0], Write)
             head = TensorHead("pixels", "uint8", (FEATURE_BYTES,))
             await peer.send(Made(order.item, "image", (head,), ONE_TOKEN, is_written=True))
 
@@ -72,8 +70,8 @@ def test_control_a_copy_that_needs_a_thread_of_the_loop_waits_for_the_texts_and_
     """As it was: nobody goes on until the limit of time, and items that did nothing are refused."""
     shipped = Staging.copy_to
 
-    async def copy_to(self: Staging, room: Reservation, nbytes: int, segment: Segment, _: Executor) -> None:
-        await shipped(self, room, nbytes, segment, None)  # type: ignore[arg-type] # the loop's own threads
+    async def copy_to(self: Staging, view: memoryview, _: Executor, *rest: Any) -> None:
+        await shipped(self, view, None, *rest)  # type: ignore[arg-type] # the loop's own threads
 
     monkeypatch.setattr(Staging, "copy_to", copy_to)
     with pytest.raises(NotReady, match="stood still"):

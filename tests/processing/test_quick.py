@@ -15,11 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from semel.core import Feature, Media, Target
+from semel.core import Feature, Layout, Media, Target, Tensor
 from semel.errors import SemelError
 from semel.processing import FAMILIES, Family, HfProcessor
 from semel.processing.families import Qwen2VL
 from semel.processing.hf import RunTokenizer
+from semel.processing.patches import PatchWriter, lend_pixels
+from semel.processing.pool.child import _write
+from semel.processing.pool.pipe import to_made
 from tests.effort import examples
 
 Folder = Callable[[str], Path]
@@ -35,6 +38,9 @@ IMAGES = [
     ("gemma3", FLOATS),
     ("idefics3", FLOATS),
 ]
+SHARED_BYTES = 256 << 10
+"""Of the memory that patches are written into: less than some images take."""
+
 ordinary = settings(
     max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -56,6 +62,7 @@ def pairs(tiny: Folder) -> Callable[[str, Target], tuple[HfProcessor, HfProcesso
     def pair(family: str, target: Target) -> tuple[HfProcessor, HfProcessor]:
         if (family, target) not in loaded:
             quick = HfProcessor.load(tiny(family), target)
+            quick.write_into(memoryview(bytearray(SHARED_BYTES)))
             loaded[family, target] = quick, without_shortcuts(quick, tiny(family))
         return loaded[family, target]
 
@@ -165,6 +172,53 @@ def test_another_way_of_cutting_patches_is_left_alone(pairs: Pairs, tiny: Folder
     Qwen2VL().quicken(processor)
     assert processor.image_processor.patchify is of_another_version
     assert pairs("qwen2-vl", BYTES)[0].processor.image_processor.patchify is not of_another_version
+
+
+def check_patches_are_written_once(processor: HfProcessor, memory: memoryview) -> None:
+    processor.write_into(memory)
+    feature = processor.process(image(140, 84, "RGB", "PNG"))
+    patches = feature.tensors["pixel_values"].data.tobytes()
+    made = to_made(0, feature)
+    start = next(start for head, start, _ in made.spans() if head.name == "pixel_values")
+    assert memory[start : start + len(patches)] == patches
+    assert _write(made, feature, memory).is_written
+    assert memory[:24] == feature.tensors["image_grid_thw"].data
+    assert memory[start : start + len(patches)] == patches
+
+
+def test_patches_are_written_once_where_the_feature_is_to_lie_E2(pairs: Pairs) -> None:
+    check_patches_are_written_once(pairs("qwen2-vl", BYTES)[0], memoryview(bytearray(SHARED_BYTES)))
+
+
+def test_mutant_patches_in_memory_of_their_own_are_not_where_the_feature_is_to_lie_E2(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PatchWriter, "write_into", lambda *_: None)
+    with pytest.raises(AssertionError):
+        check_patches_are_written_once(pairs("qwen2-vl", BYTES)[0], memoryview(bytearray(SHARED_BYTES)))
+
+
+def test_a_tensor_elsewhere_in_the_shared_memory_is_moved_before_another_is_written_over_it_E2() -> None:
+    memory = memoryview(bytearray(b"x" * 256))
+    tensors = {"a": Tensor("uint8", (100,), memoryview(b"a" * 100)), "b": Tensor("uint8", (50,), memory[64:114])}
+    _write(to_made(0, feature := Feature("image", tensors, Layout((7,)))), feature, memory)
+    assert memory[:100] == b"a" * 100
+    assert memory[128:178] == b"x" * 50
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 3), (640, 480)])
+def test_pixels_that_are_lent_are_those_of_the_image_and_outlive_it_E2(size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    pixels = lend_pixels(Image.fromarray(noise).copy())
+    assert pixels is not None
+    assert np.array_equal(pixels[..., :3].numpy(), noise)
+
+
+def test_pixels_in_several_blocks_are_not_lent_E2() -> None:
+    several = Image.new("RGB", (2_100, 2_100))  # over 16 MB, unless the environment says more
+    with pytest.raises(ValueError, match="contiguous"):
+        several.__arrow_c_array__()
+    assert lend_pixels(several) is None
 
 
 @pytest.mark.parametrize("family", ["qwen2-vl", "qwen2.5-vl", "llava", "qwen2-audio", "gemma3", "idefics3"])

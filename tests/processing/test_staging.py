@@ -11,7 +11,7 @@ import pytest
 from semel.cache import SharedCache, Window, with_small_copies
 from semel.cache.shared.segment import Segment
 from semel.core import Feature, Layout, Media, Tensor
-from semel.processing.pool.pipe import Made, Offer, TensorHead, Tokenize, Tokens, Work, Write
+from semel.processing.pool.pipe import Made, Send, TensorHead, Tokenize, Tokens, Work
 from semel.processing.pool.staging import Staging
 from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
 
@@ -37,7 +37,7 @@ async def test_what_was_staged_is_in_the_segment_and_stays_as_it_was_copied_S23(
     assert before is not None
     assert room is not None
     theirs.view(0, nbytes)[:] = bytes(range(250)) * (nbytes // 250) + bytes(nbytes % 250)
-    await staging.copy_to(room, nbytes, cache.segment, threads)
+    await staging.copy_to(room.view()[:nbytes], threads)
     copied = room.view()[:nbytes].tobytes()
     theirs.view(0, nbytes)[:] = b"x" * nbytes
     assert room.view()[:nbytes].tobytes() == copied == bytes(range(250)) * (nbytes // 250) + bytes(nbytes % 250)
@@ -49,32 +49,42 @@ async def test_what_was_staged_is_in_the_segment_and_stays_as_it_was_copied_S23(
     cache.close()
 
 
-async def test_no_more_is_copied_than_there_is_room_for_S23(threads: Executor) -> None:
-    """A process may say that it has written more than it offered."""
-    cache, source = SharedCache.create(MIB), Segment(MIB)
-    first, second = cache.reserve(64), cache.reserve(64)
-    assert first is not None
-    assert second is not None
-    source.memory[:4_096] = b"x" * 4_096
-    await Staging(source).copy_to(first, 4_096, cache.segment, threads)
-    assert (first.view().tobytes(), second.view().tobytes()) == (b"x" * 64, bytes(64))
-    first.release()
-    second.release()
-    source.close()
-    cache.close()
-
-
 async def test_a_large_feature_leaves_no_memory_behind_and_a_small_one_its_pages(threads: Executor) -> None:
-    cache, source = SharedCache.create(64 * MIB), Segment(48 * MIB)
+    source = Segment(48 * MIB)
     for nbytes, kept in ((8 * MIB, 8 * MIB), (40 * MIB, 0)):
-        room = cache.reserve(nbytes)
-        assert room is not None
         source.memory[:nbytes] = b"x" * nbytes
-        await Staging(source).copy_to(room, nbytes, cache.segment, threads)
+        await Staging(source).trim(nbytes, threads)
         assert resident_bytes(source) == kept
-        room.release()
     source.close()
-    cache.close()
+
+
+@pytest.mark.parametrize("is_offered", [False, True])
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_what_was_staged_is_taken_with_an_offer_and_without_S23(is_offered: bool, has_room: bool) -> None:
+    """A process offers what takes a long message to describe; without room, the copy is the request's own."""
+    spent, nbytes = list[int](), MIB + 1
+
+    async def serve(peer: Peer) -> None:
+        assert peer.memory is not None
+        order, data = await peer.receive()
+        assert isinstance(order, Work)
+        peer.memory.view(0, nbytes)[:] = data * nbytes
+        made = Made(order.item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), ONE_TOKEN, is_written=True)
+        if is_offered:
+            await peer.send(made.offer)
+            assert isinstance((await peer.receive())[0], Send)
+        await peer.send(made)
+        await peer.receive()
+
+    cache = SharedCache.create(4 * MIB if has_room else MIB)
+    try:
+        async with scripted_pool(serve, memory=cache) as pool:
+            feature = await pool.process(Media("image", b"1"), spend=spent.append)
+            assert feature.tensors["pixels"].data.tobytes() == b"1" * nbytes
+            assert (cache.occupied > 0, spent) == ((True, []) if has_room else (False, [nbytes]))
+            del feature
+    finally:
+        cache.close()
 
 
 async def check_a_process_finds_nothing_of_another_tenant() -> None:
@@ -90,8 +100,6 @@ async def check_a_process_finds_nothing_of_another_tenant() -> None:
                 await peer.send(Tokens(order.item, 1, 0), 4)
                 continue
             assert isinstance(order, Work)
-            await peer.send(Offer(order.item, nbytes, 1))
-            assert isinstance((await peer.receive())[0], Write)
             peer.memory.view(0, nbytes)[:] = data * nbytes
             head = TensorHead("pixels", "uint8", (nbytes,))
             await peer.send(Made(order.item, "image", (head,), ONE_TOKEN, is_written=True))

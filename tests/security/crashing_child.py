@@ -43,6 +43,9 @@ class FaultyProcessor:
     def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
         raise NotImplementedError
 
+    def write_into(self, memory: memoryview) -> None:
+        pass
+
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         del options
         image = decode_image(media.data, DecodeLimits())

@@ -28,7 +28,6 @@ from semel.processing.pool.pipe import (
     TensorHead,
     Text,
     Tokens,
-    Write,
     decode_answer,
 )
 from semel.processing.pool.pool import Pool
@@ -67,11 +66,17 @@ async def send_more_than_was_offered(peer: Peer) -> None:
 
 
 async def write_more_than_was_offered(peer: Peer) -> None:
-    """The range of one feature is as large as its cache wants it to be: up to 64 bytes more than was offered."""
     await peer.receive()
     await peer.send(Offer(0, 1, 1))
-    assert isinstance((await peer.receive())[0], Write)
+    assert isinstance((await peer.receive())[0], Send)
     await peer.send(made(0, 60, is_written=True))
+
+
+async def send_what_was_to_be_written(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Offer(0, LIE_BYTES, 1))
+    assert isinstance((await peer.receive())[0], Send)
+    await peer.send(made(0, LIE_BYTES), LIE_BYTES)
 
 
 async def send_more_tokens_than_were_offered(peer: Peer) -> None:
@@ -148,6 +153,7 @@ LIES: dict[Lie, Order] = {
     send_what_was_not_offered: process,
     send_more_than_was_offered: process,
     write_more_than_was_offered: process,
+    send_what_was_to_be_written: process,
     send_more_tokens_than_were_offered: process,
     offer_less_than_nothing: process,
     offer_a_layout: lay_out,
@@ -156,6 +162,9 @@ LIES: dict[Lie, Order] = {
     send_many_tokens_of_a_short_text: tokenize,
     send_a_long_text_of_few_tokens: detokenize,
 }
+
+STAGED = (write_more_than_was_offered, send_what_was_to_be_written)
+"""Told by a process that has staging memory."""
 
 lies = pytest.mark.parametrize("lie", LIES, ids=lambda one: one.__name__)
 
@@ -168,7 +177,7 @@ async def check_is_not_believed(lie: Lie) -> None:
         await lie(peer)
         await peer.receive()  # until its pipe is closed
 
-    memory = SharedCache.create(MIB) if lie is write_more_than_was_offered else None
+    memory = SharedCache.create(MIB) if lie in STAGED else None
     try:
         async with scripted_pool(tell, memory=memory, offers=OfferLimits(max_tokens=1_000)) as pool:
             with pytest.raises(ServiceError, match="the log of this frontend says why"):
@@ -184,6 +193,24 @@ async def check_is_not_believed(lie: Lie) -> None:
 @lies
 async def test_what_a_process_says_of_sizes_is_not_believed_S23_S21(lie: Lie) -> None:
     await check_is_not_believed(lie)
+
+
+@pytest.mark.parametrize(("stages", "nbytes"), [(False, 60), (True, 257 * MIB)])
+async def test_nothing_is_read_from_staging_memory_that_is_not_there_S23(stages: bool, nbytes: int) -> None:
+    async def tell(peer: Peer) -> None:
+        await peer.receive()
+        await peer.send(made(0, nbytes, is_written=True))
+        await peer.receive()
+
+    memory = SharedCache.create(MIB) if stages else None
+    try:
+        async with scripted_pool(tell, memory=memory, offers=OfferLimits(max_bytes=1 << 40)) as pool:
+            with pytest.raises(ServiceError, match="the log of this frontend says why"):
+                await pool.process(Media("image", b"x"))
+            assert pool.pids == ()
+    finally:
+        if memory is not None:
+            memory.close()
 
 
 class _AnyOffer(msgspec.Struct, frozen=True, tag="offer"):

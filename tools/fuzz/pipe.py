@@ -30,7 +30,6 @@ from semel.processing.pool.pipe import (
     Ready,
     Send,
     Work,
-    Write,
     decode_answer,
     decode_order,
     encode,
@@ -49,7 +48,7 @@ from tools.fuzz.records import join, split
 _MAX: Final = 4_096
 _BOUND_BYTES: Final = 1 << 20
 _WORDS: Final = (
-    *("load", "work", "write", "send", "ready", "offer", "made", "failed", "type", "item", "tensors", "mask", "error"),
+    *("load", "work", "send", "ready", "offer", "made", "failed", "type", "item", "tensors", "mask", "error"),
     *("image", "audio", "video", "float32", "bool", "int64", "token_ids", "is_written", "shape", b"", b"\x01\x00"),
     *(name for name in semel.errors.__all__ if name[0].isupper()),
     *([], {}, ["a", "float32", [2, 4]], ["a", "bool", [0, 1 << 62]], ["a", "int64", [-1, -8]]),
@@ -108,7 +107,6 @@ def seeds() -> Mapping[str, bytes]:
     messages: list[Order | Answer] = [
         Load("model", Target("float32"), DecodeLimits(), 30.0, 1 << 30),
         Work(1, "image", "image/png", {"max_pixels": 1_024}),
-        Write(),
         Send(),
         Ready(Description("f", {"image": "<|image_pad|>"}, False, {"image": "<image {index}>"})),
         Offer(1, len(payload)),

@@ -86,6 +86,10 @@ class HfProcessor:
         loaded._quicken()
         return loaded
 
+    def write_into(self, memory: memoryview) -> None:
+        """Make features in this memory, as far as that saves a copy; each overwrites the one before."""
+        self.family.write_into(self.processor, memory)
+
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
         self._check(media, options or {})

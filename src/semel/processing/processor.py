@@ -72,6 +72,9 @@ class Processor(Protocol):
     def assemble(self, token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]]) -> Assembly:
         """Return the prompt of a text with these items, in the order of the request, by the model's own rules."""
 
+    def write_into(self, memory: memoryview) -> None:
+        """Make features in this memory, as far as that saves a copy; each overwrites the one before."""
+
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
 

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,7 @@ from semel.media.decode.warmup_media import SAMPLES
 from semel.processing.folder import find_tokenizer
 from semel.processing.pool.pipe import (
     HEADER_BYTES,
+    MAX_ANSWER_BYTES,
     Assemble,
     Assembled,
     ClipPieces,
@@ -53,7 +54,6 @@ from semel.processing.pool.pipe import (
     Ready,
     Tokenize,
     Work,
-    Write,
     decode_order,
     encode,
     encode_pieces,
@@ -61,7 +61,6 @@ from semel.processing.pool.pipe import (
     to_failure,
     to_made,
     to_payload,
-    write,
 )
 from semel.processing.pool.prompts import decode_prompt, payload_of_assembly, to_assembled
 from semel.processing.pool.text import text_answer
@@ -109,6 +108,8 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         raise ProtocolError(f"the first order of a pool process was {type(load).__name__}; it has to be Load")
     try:
         processor = _load(load)
+        if memory is not None:
+            processor.write_into(memory.view(0, memory.size))
         vocabulary = _vocabulary(load, processor)
         sandbox = _enter_sandbox(load)
         # The probes run inside: what they show of the decoders is then true of what clients send.
@@ -229,7 +230,7 @@ def _answer(
         failed = to_failure(_ours(error, load))
     else:
         if isinstance(result, Pieces):
-            _send_pieces(pipe, Offer(work.item, made.payload_bytes), head, result)
+            _offer(pipe, Offer(work.item, made.payload_bytes), head, result.files)
         elif isinstance(result, Assembly):
             pipe.sendall(head + payload_of_assembly(result))
         else:
@@ -264,28 +265,45 @@ def _answer_text(
 
 
 def _send(pipe: socket.socket, made: Made, head: bytes, feature: Feature, memory: Window | None) -> None:
-    pipe.sendall(encode(Offer(made.item, made.tensor_bytes, len(feature.layout))))
-    order, _ = _receive(pipe, max_payload_bytes=0)
-    if isinstance(order, Drop):
-        pipe.sendall(encode(Dropped()))
-        return
-    if isinstance(order, Write) and memory is not None:
-        pipe.sendall(encode(write(made, feature, memory.view(0, made.tensor_bytes))))
-        return
-    pipe.sendall(head)
-    for piece in to_payload(made, feature):
-        pipe.sendall(piece)
+    payload = to_payload(made, feature)
+    if memory is not None and 0 < made.tensor_bytes <= memory.size:
+        head, payload = encode(_write(made, feature, memory.view(0, made.tensor_bytes))), iter(())
+        if len(head) <= MAX_ANSWER_BYTES:
+            pipe.sendall(head)
+            return
+    _offer(pipe, made.offer, head, payload)
 
 
-def _send_pieces(pipe: socket.socket, offer: Offer, head: bytes, pieces: Pieces) -> None:
+def _offer(pipe: socket.socket, offer: Offer, head: bytes, payload: Iterable[bytes | memoryview]) -> None:
+    """Send an answer and its payload, if the pool takes what they are."""
     pipe.sendall(encode(offer))
     order, _ = _receive(pipe, max_payload_bytes=0)
     if isinstance(order, Drop):
         pipe.sendall(encode(Dropped()))
         return
     pipe.sendall(head)
-    for file in pieces.files:
-        pipe.sendall(file)
+    for piece in payload:
+        pipe.sendall(piece)
+
+
+def _write(made: Made, feature: Feature, memory: memoryview) -> Made:
+    """Write the tensors into shared memory, but for one that was made there at its place; what to say of that."""
+    begin = _address(memory)
+    spans: list[tuple[int, int, bytes | memoryview]] = []
+    for head, start, end in made.spans():
+        data = feature.tensors[head.name].data.cast("B")
+        if start == end or (at := _address(data)) == begin + start:
+            continue
+        is_inside = begin <= at < begin + memory.nbytes  # another tensor may be written over it
+        spans.append((start, end, bytes(data) if is_inside else data))
+    for start, end, piece in spans:
+        memory[start:end] = piece
+    return msgspec.structs.replace(made, is_written=True)
+
+
+def _address(view: memoryview) -> int:
+    """Return where a view begins; 0 for one that is not writable, as shared memory is."""
+    return 0 if view.readonly else ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature | Pieces | Assembly:

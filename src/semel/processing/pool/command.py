@@ -40,6 +40,7 @@ _ALWAYS: Final = {
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "PILLOW_BLOCK_SIZE": str(1 << 30),  # the pixels of an image in one piece, which can be lent to torch
     "TOKENIZERS_PARALLELISM": "false",
 }
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Hashable, Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from semel.cache import Reservation
 from semel.core import Assembly, Feature, Layout, Media, Modality
 from semel.errors import MediaTooLarge, PromptTooLong, ProtocolError, SemelError
 from semel.media import Pieces
@@ -21,6 +20,8 @@ from semel.processing.pool.pipe import (
     Failed,
     Made,
     Offer,
+    Text,
+    Tokens,
     to_error,
     to_feature,
     to_pieces,
@@ -76,27 +77,35 @@ class Job(ABC, Generic[_T]):
     is_offered: ClassVar[bool] = False
     """Whether a process offers what it has made, and learns whether it is taken."""
 
+    is_staged: ClassVar[bool] = False
+    """Whether a process leaves what it has made in its staging memory, if it has some."""
+
+    answered_with: ClassVar[type[Made | ClipPieces | Assembled | Tokens | Text]]
+    """What a process that has not failed says of what it has made."""
+
     max_growth: ClassVar[int] = 0
     """How many bytes a process may send, without an offer, for each byte that it was sent (threats S21)."""
 
     item: int
-    group: Hashable
     media: Media
-    options: Mapping[str, object]
     order: bytes
-    made: asyncio.Future[_T]
-    apart: bool = False
-    """Whether what is made stays out of the shared memory."""
-
-    spend: Spend | None = None
-    """Is asked before what is made is taken."""
-
     tenant: str = ""
     """Whose item it is: whose turn and place in the queue it takes, and whose room in the shared memory.
 
     What it does to a process is held against nobody else's.
     """
 
+    options: Mapping[str, object] = field(default_factory=dict)
+    group: Hashable | None = None
+    """The request that it is of; None if it is one of its own."""
+
+    apart: bool = False
+    """Whether what is made stays out of the shared memory."""
+
+    spend: Spend | None = None
+    """Is asked before what is made is taken."""
+
+    made: asyncio.Future[_T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     context: Context = field(default_factory=copy_context)
     """Of the first caller: a process is handed the next item by any caller."""
 
@@ -123,25 +132,35 @@ class Job(ABC, Generic[_T]):
             }
             record_child("process item", perf_counter() - self.queued_at, attributes)
 
+    def read(self, answer: Answer, payload: memoryview) -> _T:
+        """Return what a process answered with, or the error; `payload` is a copy of what it has staged, if it has."""
+        if isinstance(answer, Failed):
+            raise to_error(answer)
+        if not isinstance(answer, self.answered_with) or answer.item != self.item:
+            raise self.unexpected(answer)
+        return self._read(answer, payload)
+
     @abstractmethod
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> _T:
-        """Return what a process answered with, or the error; `room` is where it was ordered to write."""
+    def _read(self, answer: Any, payload: memoryview) -> _T:
+        """Return what was made."""
 
     def offer_of(self, answer: Answer) -> Offer | None:
-        """Return the offer that a first answer has to be; None if it failed, or if such a job is not offered."""
+        """Return the offer that a first answer has to make; None if it failed, or if such a job is not offered."""
         if not self.is_offered or isinstance(answer, Failed):
             return None
+        if self.is_staged and isinstance(answer, Made) and answer.is_written:
+            return answer.offer
         if not isinstance(answer, Offer):
-            raise self._unexpected(answer)
+            raise self.unexpected(answer)
         return answer
 
     def admit(self, offer: Offer, limits: OfferLimits) -> None:
         """Refuse what a process offers if nobody could use it."""
 
-    def pay(self, offer: Offer) -> None:
+    def pay(self, nbytes: int) -> None:
         """Charge its request for what is not written into the shared memory, or refuse it."""
         if self.spend is not None:
-            self.spend(offer.nbytes)
+            self.spend(nbytes)
 
     def succeed(self, made: _T) -> None:
         """Give its caller the result, if it is still there."""
@@ -154,7 +173,8 @@ class Job(ABC, Generic[_T]):
             self.made.set_exception(error)
             self.made.exception()  # seen: no complaint if the caller is cancelled before it wakes up
 
-    def _unexpected(self, answer: Answer) -> ProtocolError:
+    def unexpected(self, answer: Answer) -> ProtocolError:
+        """Return the error of a process that answers with what nobody asked for."""
         return ProtocolError(f"a pool process answered item {self.item} with {type(answer).__name__}")
 
 
@@ -163,21 +183,17 @@ class FeatureJob(Job[Feature]):
 
     __slots__ = ()
     work = "making"
+    answered_with = Made
     decodes = True
     is_offered = True
+    is_staged = True
 
     def admit(self, offer: Offer, limits: OfferLimits) -> None:
         """Refuse a feature that is too large for any worker or any prompt."""
         limits.check(self.media.modality, offer)
 
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Feature:
-        """Return the feature."""
-        if isinstance(answer, Failed):
-            raise to_error(answer)
-        if not isinstance(answer, Made) or answer.item != self.item or answer.is_written != (room is not None):
-            raise self._unexpected(answer)
-        tensors = payload if room is None else room.view()[: answer.tensor_bytes]
-        return to_feature(answer, tensors, self.options)
+    def _read(self, answer: Made, payload: memoryview) -> Feature:
+        return to_feature(answer, payload, self.options)
 
 
 class LayoutJob(Job[Layout]):
@@ -185,6 +201,7 @@ class LayoutJob(Job[Layout]):
 
     __slots__ = ()
     work = "laying"
+    answered_with = Made
     decodes = True
     is_offered = True
 
@@ -194,13 +211,9 @@ class LayoutJob(Job[Layout]):
         if offer.nbytes:
             raise ProtocolError(f"a pool process offered {offer.nbytes:,} bytes of tensors with the layout of an item")
 
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Layout:
-        """Return the layout."""
-        del room
-        if isinstance(answer, Failed):
-            raise to_error(answer)
-        if not isinstance(answer, Made) or answer.item != self.item or answer.tensors or answer.is_written:
-            raise self._unexpected(answer)
+    def _read(self, answer: Made, payload: memoryview) -> Layout:
+        if answer.tensors:
+            raise self.unexpected(answer)
         return to_feature(answer, payload).layout
 
 
@@ -209,16 +222,11 @@ class CutJob(Job[Pieces]):
 
     __slots__ = ()
     work = "cutting"
+    answered_with = ClipPieces
     decodes = True
     is_offered = True
 
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Pieces:
-        """Return the pieces."""
-        del room
-        if isinstance(answer, Failed):
-            raise to_error(answer)
-        if not isinstance(answer, ClipPieces) or answer.item != self.item:
-            raise self._unexpected(answer)
+    def _read(self, answer: ClipPieces, payload: memoryview) -> Pieces:
         return to_pieces(answer, payload)
 
 
@@ -227,6 +235,7 @@ class AssemblyJob(Job[Assembly]):
 
     __slots__ = ()
     work = "assembling"
+    answered_with = Assembled
     max_growth = 64
 
     @property
@@ -234,11 +243,5 @@ class AssemblyJob(Job[Assembly]):
         """The prompt."""
         return "the prompt"
 
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> Assembly:
-        """Return the prompt without its items, and their places."""
-        del room
-        if isinstance(answer, Failed):
-            raise to_error(answer)
-        if not isinstance(answer, Assembled) or answer.item != self.item:
-            raise self._unexpected(answer)
+    def _read(self, answer: Assembled, payload: memoryview) -> Assembly:
         return to_assembly(answer, payload)

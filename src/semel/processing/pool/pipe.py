@@ -4,9 +4,9 @@ A frame is a header (two lengths), a message of a closed union, and a payload of
 tensors the other. A length is checked before anything is allocated for it, and a payload has to be exactly what its
 message says (threats S10). One order, one answer: the two ends are never both sending. A process first offers what it
 has made: a feature, a layout, or the pieces of a clip, which can be a thousand times its size. Whether there is room is
-not the process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, it
-has to write there, and no tensor passes through the pipe. An answer is decoded on the event loop, so what can be long
-in it is bytes and not a list, and all else is short (S32).
+not the process's to say (S5, S18), and it sends no more than it has offered (S21). Where the two share memory, the
+tensors are written there, and a short answer comes without an offer: the pool admits it before it copies a byte. An
+answer is decoded on the event loop, so what can be long in it is bytes and not a list, and all else is short (S32).
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ __all__ = [
     "Tokenize",
     "Tokens",
     "Work",
-    "Write",
     "decode_answer",
     "decode_order",
     "encode",
@@ -93,7 +92,6 @@ __all__ = [
     "to_made",
     "to_payload",
     "to_pieces",
-    "write",
 ]
 
 _HEADER: Final = struct.Struct("<IQ")  # the bytes of the message, the bytes of the payload
@@ -230,12 +228,8 @@ class Assemble(msgspec.Struct, frozen=True, tag="assemble"):
     item: int
 
 
-class Write(msgspec.Struct, frozen=True, tag="write"):
-    """Write the tensors that were offered into the memory that this process shares with its pool."""
-
-
 class Send(msgspec.Struct, frozen=True, tag="send"):
-    """There is no room in the shared memory for what was offered: send the tensors."""
+    """Send what was offered."""
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
@@ -322,6 +316,11 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
         """The bytes of the payload."""
         return 0 if self.is_written else self.tensor_bytes
 
+    @property
+    def offer(self) -> Offer:
+        """The offer that it makes, or would have made."""
+        return Offer(self.item, self.tensor_bytes, self.tokens)
+
 
 class ClipPieces(msgspec.Struct, frozen=True, tag="heard"):
     """A clip that was cut; the payload is its pieces, one behind the other."""
@@ -402,7 +401,7 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
     payload_bytes: _Size
 
 
-Order = Load | Work | Cut | Assemble | Write | Send | Drop | Tokenize | Detokenize
+Order = Load | Work | Cut | Assemble | Send | Drop | Tokenize | Detokenize
 Answer = Ready | Offer | Made | ClipPieces | Assembled | Dropped | Failed | Tokens | Text
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -479,14 +478,6 @@ def to_made(item: int, feature: Feature) -> Made:
         layout=to_runs(feature.layout),
         origin=origin,
     )
-
-
-def write(made: Made, feature: Feature, memory: memoryview) -> Made:
-    """Write the tensors into shared memory; what to say of that."""
-    for head, start, end in made.spans():
-        if end > start:
-            memory[start:end] = feature.tensors[head.name].data.cast("B")
-    return msgspec.structs.replace(made, is_written=True)
 
 
 def to_payload(made: Made, feature: Feature) -> Iterator[bytes | memoryview]:

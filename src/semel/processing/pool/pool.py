@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Self, TypeVar
 
-from semel.cache import Reservation, SharedCache
+from semel.cache import SharedCache
 from semel.core import Assembly, Feature, Layout, Media, Modality, Target
 from semel.errors import MediaTooLarge, MediaUndecodable, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fairness.queue import FairQueue, WaitingTenant
@@ -44,7 +44,6 @@ from semel.processing.pool.pipe import (
     Made,
     Offer,
     Send,
-    Write,
     encode,
     encode_work,
 )
@@ -52,6 +51,7 @@ from semel.processing.pool.process import END_TIMEOUT_S, PoolProcess
 from semel.processing.pool.processes import CRASHES, ProcessSet
 from semel.processing.pool.prompts import encode_prompt
 from semel.processing.pool.quarantine import Quarantine
+from semel.processing.pool.staging import Staging
 from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
 from semel.processing.sandbox import LAYERS
@@ -227,10 +227,7 @@ class Pool:
         item = next(self._items)
         options = options or {}
         order = encode_work(item, media, options)
-        made: asyncio.Future[Feature] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(
-            FeatureJob(item, made if group is None else group, media, options, order, made, apart, spend, tenant=tenant)
-        )
+        return await self._wait_for(FeatureJob(item, media, order, tenant, options, group, apart, spend))
 
     async def lay_out(
         self,
@@ -245,10 +242,7 @@ class Pool:
         item = next(self._items)
         options = options or {}
         order = encode_work(item, media, options, only_layout=True)
-        made: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(
-            LayoutJob(item, made if group is None else group, media, options, order, made, tenant=tenant)
-        )
+        return await self._wait_for(LayoutJob(item, media, order, tenant, options, group))
 
     async def cut(self, media: Media, spend: Spend, *, tenant: str = "") -> Pieces:
         """Return a clip in pieces that the model's encoder takes.
@@ -258,23 +252,22 @@ class Pool:
         """
         self._admit(media)
         item = next(self._items)
-        made: asyncio.Future[Pieces] = asyncio.get_running_loop().create_future()
         order = encode(Cut(item), len(media.data))
-        return await self._wait_for(CutJob(item, made, media, {}, order, made, apart=True, spend=spend, tenant=tenant))
+        return await self._wait_for(CutJob(item, media, order, tenant, spend=spend))
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool = False, tenant: str = ""
     ) -> list[list[int]]:
         """The token ids of each text, by the engine's tokenizer; texts take a turn as an item of `tenant` does."""
         self._admit_text()
-        made: asyncio.Future[list[list[int]]] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(TokenizeJob.of(next(self._items), texts, made, add_special_tokens, tenant))
+        job = TokenizeJob.of(next(self._items), texts, tenant, add_special_tokens=add_special_tokens)
+        return await self._wait_for(job)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = "") -> str:
         """Return the text of tokens, by the engine's tokenizer; `tenant` is as for `tokenize`."""
         self._admit_text()
-        made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return await self._wait_for(DetokenizeJob.of(next(self._items), token_ids, made, skip_special_tokens, tenant))
+        job = DetokenizeJob.of(next(self._items), token_ids, tenant, skip_special_tokens=skip_special_tokens)
+        return await self._wait_for(job)
 
     async def assemble(
         self,
@@ -291,11 +284,8 @@ class Pool:
         prompt = Media(items[0][0], encode_prompt(token_ids, items))
         self._admit(prompt)
         item = next(self._items)
-        made: asyncio.Future[Assembly] = asyncio.get_running_loop().create_future()
         order = encode(Assemble(item), len(prompt.data))
-        return await self._wait_for(
-            AssemblyJob(item, made if group is None else group, prompt, {}, order, made, apart=True, tenant=tenant)
-        )
+        return await self._wait_for(AssemblyJob(item, prompt, order, tenant, group=group))
 
     def forget_warm_up(self) -> None:
         """Count from zero again, and give back memory: what was made so far, by a warm-up, is nobody's request."""
@@ -314,7 +304,7 @@ class Pool:
     async def _wait_for(self, job: Job[_T]) -> _T:
         if self._waiting.is_full:
             self._make_place(job.tenant)
-        self._waiting.add(job.tenant, job.group, job)
+        self._waiting.add(job.tenant, job if job.group is None else job.group, job)
         if self._waiting.about > 1:
             self.processes.lend_spare()
         self._dispatch()
@@ -409,7 +399,7 @@ class Pool:
         if job in self._retried or job.made.done() or self._waiting.is_full:
             return False
         self._retried.add(job)
-        self._waiting.add(job.tenant, job.group, job)
+        self._waiting.add(job.tenant, job if job.group is None else job.group, job)
         return True
 
     async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
@@ -419,28 +409,19 @@ class Pool:
         self.decoded += job.decodes
         cpu_s = child.cpu_s
         is_offered = False
-        room: Reservation | None = None  # given back, if at all, only when the process has answered or has ended
         try:
             async with asyncio.timeout(self._load.timeout_s):
                 if child.staging is not None:
                     await child.staging.forget_others(job.tenant, self._copies)
+                    if job.decodes:
+                        child.staging.expect(job.tenant)
                 answer, payload = await child.ask(job.order, job.media.data, max_payload_bytes=job.max_answer_bytes)
                 if (offer := job.offer_of(answer)) is not None:
                     is_offered = True
-                    await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
-                    room = self._room_for(child, job, offer)
-                    if room is None:
-                        await _unless_refused(child, partial(job.pay, offer))
-                        answer, payload = await child.ask(
-                            encode(Send()), max_payload_bytes=offer.nbytes, max_message_bytes=offer.max_message_bytes
-                        )
-                    else:
-                        answer, payload = await child.ask(encode(Write()), max_message_bytes=offer.max_message_bytes)
-                    offer.check_answer(answer)
-                    await self._take_staged(child, answer, room)
+                    answer, payload = await self._accept(child, job, offer, answer)
             if isinstance(answer, Failed) and answer.last:  # until it has ended, it must not get the next item
                 await child.end(within_s=END_TIMEOUT_S)
-            return job.read(answer, payload, room)
+            return job.read(answer, payload)
         except TimeoutError:
             is_stopped = child.cpu_s - cpu_s < _STOPPED_S
             await child.end(within_s=0)
@@ -459,20 +440,53 @@ class Pool:
             await child.end(within_s=0)
             raise ServiceError("preprocessing failed; the log of this frontend says why") from error
 
-    def _room_for(self, child: PoolProcess, job: Job[Any], offer: Offer) -> Reservation | None:
-        if self._memory is None or job.apart or not offer.nbytes:
-            return None
-        if child.staging is None or not child.staging.has_room(offer.nbytes):
-            return None
-        child.staging.expect(job.tenant)
-        return self._memory.reserve(offer.nbytes, tenant=job.tenant)
+    async def _accept(
+        self, child: PoolProcess, job: Job[Any], offer: Offer, answer: Answer
+    ) -> tuple[Answer, memoryview]:
+        """Take what a process offers, if it is admitted: the answer, and its payload."""
+        staging = child.staging if job.is_staged else None
+        if staging is None or not 0 < offer.nbytes <= staging.size:
+            return await self._accept_sent(child, job, offer, answer)
+        try:
+            if isinstance(answer, Offer):
+                await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
+                answer, _ = await child.ask(encode(Send()), max_message_bytes=offer.max_message_bytes)
+                offer.check_answer(answer)
+            else:
+                job.admit(offer, self._offer_limits)
+            if not isinstance(answer, Made) or not answer.is_written:
+                raise job.unexpected(answer)
+            return answer, await self._copy_staged(staging, job, answer.tensor_bytes)
+        finally:
+            await staging.trim(offer.nbytes, self._copies)
 
-    async def _take_staged(self, child: PoolProcess, answer: Answer, room: Reservation | None) -> None:
-        """Copy what a process has staged into the segment, which only this process writes."""
-        if self._memory is None or child.staging is None or room is None:
-            return
+    async def _accept_sent(
+        self, child: PoolProcess, job: Job[Any], offer: Offer, answer: Answer
+    ) -> tuple[Answer, memoryview]:
+        """Take what comes through the pipe, which is paid for before it is sent."""
+        if not isinstance(answer, Offer):
+            raise job.unexpected(answer)
+        await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
+        await _unless_refused(child, partial(job.pay, offer.nbytes))
+        answer, payload = await child.ask(
+            encode(Send()), max_payload_bytes=offer.nbytes, max_message_bytes=offer.max_message_bytes
+        )
+        offer.check_answer(answer)
         if isinstance(answer, Made) and answer.is_written:
-            await child.staging.copy_to(room, answer.tensor_bytes, self._memory.segment, self._copies)
+            raise job.unexpected(answer)
+        return answer, payload
+
+    async def _copy_staged(self, staging: Staging, job: Job[Any], nbytes: int) -> memoryview:
+        """Copy what a process has staged into the segment, which only this process writes, or next to it."""
+        room = None if self._memory is None or job.apart else self._memory.reserve(nbytes, tenant=job.tenant)
+        if self._memory is None or room is None:
+            job.pay(nbytes)
+            view = memoryview(bytearray(nbytes))
+            await staging.copy_to(view, self._copies)
+        else:
+            view = room.view()[:nbytes]  # holds on to the range
+            await staging.copy_to(view, self._copies, partial(self._memory.segment.populate, room.offset + nbytes))
+        return view
 
     def _late(self, job: Job[Any]) -> MediaTooLarge:
         # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.

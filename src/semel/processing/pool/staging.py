@@ -8,10 +8,10 @@ answer arrives, once, and everything is checked on the copy.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, Self
 
-from semel.cache import Reservation
 from semel.cache.shared.segment import Segment
 
 __all__ = ["Staging"]
@@ -42,22 +42,21 @@ class Staging:
         """Return the descriptor, for the process that writes."""
         return self._segment.fileno()
 
-    def has_room(self, nbytes: int) -> bool:
-        """Return whether a feature of this size can be staged."""
-        return nbytes <= self._segment.size
+    @property
+    def size(self) -> int:
+        """The bytes of the largest feature that can be staged."""
+        return self._segment.size
 
-    async def copy_to(self, room: Reservation, nbytes: int, feature_segment: Segment, threads: Executor) -> None:
-        """Copy what was staged into a range of the segment of features; if it is large, in one of these threads.
+    async def copy_to(self, view: memoryview, threads: Executor, prepare: Callable[[], object] | None = None) -> None:
+        """Fill a view with what was staged, once `prepare` has been called; if it is large, in one of these threads.
 
         They must be the pool's own. The event loop's default threads may all wait for a free process: with them, the
         process would wait for the threads and the threads for the process.
         """
-        view = room.view()[: min(nbytes, room.nbytes)]  # holds on to the range, whatever becomes of the reservation
-        end = room.offset + view.nbytes
         if view.nbytes <= _INLINE_BYTES:
-            self._copy(view, feature_segment, end)
+            self._copy(view, prepare)
         else:
-            await asyncio.get_running_loop().run_in_executor(threads, self._copy, view, feature_segment, end)
+            await asyncio.get_running_loop().run_in_executor(threads, self._copy, view, prepare)
 
     def expect(self, tenant: str) -> None:
         """Expect the process to write a feature of this tenant."""
@@ -71,6 +70,11 @@ class Staging:
         if self._tenant not in (None, tenant):
             await asyncio.get_running_loop().run_in_executor(threads, self.forget)
 
+    async def trim(self, nbytes: int, threads: Executor) -> None:
+        """Give back the memory of a feature of this size, which was copied or refused by now, if it is large."""
+        if nbytes > _KEEP_BYTES:
+            await asyncio.get_running_loop().run_in_executor(threads, self._segment.forget, nbytes)
+
     def forget(self) -> None:
         """Give back the memory of what was staged, which was copied by now."""
         self._tenant = None
@@ -80,8 +84,7 @@ class Staging:
         """Give the memory back."""
         self._segment.close()
 
-    def _copy(self, view: memoryview, feature_segment: Segment, end: int) -> None:
-        feature_segment.populate(end)
+    def _copy(self, view: memoryview, prepare: Callable[[], object] | None) -> None:
+        if prepare is not None:
+            prepare()
         self._segment.read_into(view)
-        if view.nbytes > _KEEP_BYTES:
-            self._segment.forget(view.nbytes)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, Self, cast
 
-from semel.cache import Reservation
 from semel.core import Media, Modality, pack_token_ids, unpack_token_ids
 from semel.errors import InvalidRequest, ProtocolError
 from semel.processing.pool.job import Job
-from semel.processing.pool.pipe import Answer, Detokenize, Failed, Text, Tokenize, Tokens, encode, to_error
+from semel.processing.pool.pipe import Detokenize, Text, Tokenize, Tokens, encode
 from semel.processing.vocabulary import EngineTokenizer
 
 __all__ = ["DetokenizeJob", "TokenizeJob", "text_answer"]
@@ -24,17 +22,11 @@ class TokenizeJob(Job[list[list[int]]]):
 
     __slots__ = ()
     work = "tokenizing"
+    answered_with = Tokens
     max_growth = 64  # NFKC makes 33 bytes of the 3 of U+FDFA, and each may become a token of 4
 
     @classmethod
-    def of(
-        cls,
-        item: int,
-        texts: Sequence[str],
-        made: asyncio.Future[list[list[int]]],
-        add_special_tokens: bool,
-        tenant: str = "",
-    ) -> Self:
+    def of(cls, item: int, texts: Sequence[str], tenant: str, *, add_special_tokens: bool) -> Self:
         """Return the job of these texts."""
         try:
             encoded = [text.encode() for text in texts]
@@ -44,15 +36,9 @@ class TokenizeJob(Job[list[list[int]]]):
             ) from None
         data = b"".join(encoded)
         order = encode(Tokenize(item, tuple(map(len, encoded)), add_special_tokens), len(data))
-        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
+        return cls(item, Media(_TEXT, data), order, tenant)
 
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> list[list[int]]:
-        """Return the token ids of each text."""
-        del room
-        if isinstance(answer, Failed):
-            raise to_error(answer)
-        if not isinstance(answer, Tokens) or answer.item != self.item:
-            raise self._unexpected(answer)
+    def _read(self, answer: Tokens, payload: memoryview) -> list[list[int]]:
         numbers = unpack_token_ids(payload)
         counts, ids = numbers[: answer.texts], numbers[answer.texts :]
         if min(counts, default=0) < 0 or sum(counts) != answer.tokens:
@@ -66,27 +52,21 @@ class DetokenizeJob(Job[str]):
 
     __slots__ = ()
     work = "detokenizing"
+    answered_with = Text
     max_growth = 1_024  # so that a token may have a text of 4,096 bytes
 
     @classmethod
-    def of(
-        cls, item: int, token_ids: Sequence[int], made: asyncio.Future[str], skip_special_tokens: bool, tenant: str = ""
-    ) -> Self:
+    def of(cls, item: int, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> Self:
         """Return the job of these tokens."""
         try:
             data = pack_token_ids(token_ids)
         except ValueError:
             raise InvalidRequest("a token id has more than 32 bits") from None
         order = encode(Detokenize(item, skip_special_tokens), len(data))
-        return cls(item, made, Media(_TEXT, data), {}, order, made, apart=True, tenant=tenant)
+        return cls(item, Media(_TEXT, data), order, tenant)
 
-    def read(self, answer: Answer, payload: memoryview, room: Reservation | None) -> str:
-        """The text."""
-        del room
-        if isinstance(answer, Failed):
-            raise to_error(answer)
-        if not isinstance(answer, Text) or answer.item != self.item:
-            raise self._unexpected(answer)
+    def _read(self, answer: Text, payload: memoryview) -> str:
+        del answer
         return bytes(payload).decode(errors="replace")
 
 

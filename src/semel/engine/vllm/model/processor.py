@@ -143,6 +143,9 @@ class VllmProcessor:
         """Return the prompt of a text with these items, by the model's own rules."""
         return self.assembler.assemble(token_ids, items)
 
+    def write_into(self, memory: memoryview) -> None:
+        """Nothing to do: vLLM's processors return tensors of their own."""
+
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
         modality = media.modality
