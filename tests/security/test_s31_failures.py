@@ -11,13 +11,16 @@ import heapq
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from semel.cache import LruCache
 from semel.core import Digest, Feature, Submission, Tenant
-from semel.errors import EngineFailed, InvalidRequest, RequestError, SemelError
+from semel.engine.vllm.requests.item_cache import ItemCache
+from semel.engine.vllm.requests.stream import VllmStream
+from semel.errors import Busy, EngineFailed, InvalidRequest, RequestError, SemelError
 from semel.fleet.ejection import Attempt
 from semel.fleet.failover import Failover, FleetHealth, is_worker_fault
 from semel.fleet.fleet import Fleet
@@ -182,6 +185,21 @@ async def test_over_sockets_a_tenant_s_rejected_tokens_are_neither_failures_nor_
     with pytest.raises(EngineFailed):
         await two.send("mallory", worker, fail="second_token")
     assert two.fleet.load(worker) == 1
+
+
+@pytest.mark.parametrize(("has_drafts", "error"), [(False, InvalidRequest), (True, Busy)])
+async def test_where_vllm_drafts_a_rejected_token_is_not_the_client_s_fault(
+    has_drafts: bool, error: type[SemelError]
+) -> None:
+    """Under load, vLLM 0.32 with ngram drafts rejects tokens of innocent schemas; bare vLLM answers with 500."""
+    part = SimpleNamespace(finish_reason="error", token_ids=[0], stop_reason=None)
+    result = SimpleNamespace(finished=True, outputs=[part])
+    collector: Any = SimpleNamespace(get_nowait=lambda: result)
+    stream = VllmStream(None, collector, cast("ItemCache", None), ())
+    stream.form, stream.has_drafts = "response_format", has_drafts
+    with pytest.raises(error, match="response_format: .*no token"):
+        _ = [output async for output in stream]
+    assert not is_worker_fault(error("x"))
 
 
 async def test_over_sockets_failures_of_one_tenant_eject_nobody_and_those_of_two_do(two: TwoTenants) -> None:

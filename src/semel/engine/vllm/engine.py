@@ -257,6 +257,7 @@ class VllmEngine:
         stream = VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
         if params.structured_outputs is not None:
             stream.form = constrained_field(submission) or "structured_outputs"
+            stream.has_drafts = self._llm.vllm_config.speculative_config is not None
         if self._tier is not None and submission.prefetched_outputs:
             stream.on_close = partial(self._tier.end, submission.prefetched_outputs)
         return stream

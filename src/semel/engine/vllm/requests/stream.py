@@ -28,6 +28,9 @@ __all__ = ["VllmStream", "failures"]
 
 _BUSY: Final = "your schemas and grammars take more than their share of the engine's CPU time: send it again later"
 
+_DRAFTED: Final = "{}: the engine's drafts have left no token that it allows; send it again"
+"""vLLM 0.32 gives a grammar a token outside its mask now and then if it drafts tokens, whoever sent it."""
+
 
 class VllmStream:
     """The answer to one submission."""
@@ -52,6 +55,9 @@ class VllmStream:
         self._finished = False
         self.form: str | None = None
         """The field of the request that its answer is held to, if there is one."""
+
+        self.has_drafts = False
+        """Whether vLLM drafts tokens (speculative decoding)."""
 
         self.on_close: Callable[[], None] = _pass
         """Called when nothing more is wanted, and vLLM has the abort."""
@@ -92,6 +98,8 @@ class VllmStream:
         if reason == BUSY:
             return Busy(_BUSY)
         if self._begun and self.form is not None:  # its grammar has rejected a token: no fault of the engine (S31)
+            if self.has_drafts:
+                return Busy(_DRAFTED.format(self.form))
             return InvalidRequest(
                 f"{self.form}: no token was left that it allows; check it, and the sampling parameters that exclude "
                 "tokens"
