@@ -197,7 +197,7 @@ async def test_where_vllm_drafts_a_rejected_token_is_not_the_client_s_fault(
     collector: Any = SimpleNamespace(get_nowait=lambda: result)
     stream = VllmStream(None, collector, cast("ItemCache", None), ())
     stream.form, stream.has_drafts = "response_format", has_drafts
-    with pytest.raises(error, match="response_format: .*no token"):
+    with pytest.raises(error, match=r"response_format: .*no token"):
         _ = [output async for output in stream]
     assert not is_worker_fault(error("x"))
 
