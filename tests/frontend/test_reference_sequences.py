@@ -44,7 +44,7 @@ from tests.store.stores import KEY
 
 __all__ = ["folder", "parts_renderer"]
 
-SEQUENCES = examples(250)
+SEQUENCES = examples(100)
 """Sixty take a second. All ten thousand are tried every night."""
 
 

@@ -69,7 +69,7 @@ async def test_a_refusal_that_waits_holds_nothing_of_its_request(app: Rig) -> No
     gc.collect()
     tracemalloc.start()
     exchange = Exchange()
-    sending = exchange.run(app.app, "/v1/chat/completions", stream_of(b" " * MIB for _ in range(8)))
+    sending = exchange.run(app.app, "/v1/chat/completions", stream_of(b" " * MIB for _ in range(3)))
     refused = asyncio.create_task(sending)
     while not app.metrics("semel_refusals_total"):  # noqa: ASYNC110
         await asyncio.sleep(0.02)

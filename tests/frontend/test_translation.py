@@ -35,7 +35,7 @@ from tests.frontend.agents import Answer
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 2}}
-many = settings(max_examples=examples(500), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=examples(200), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 few = settings(
     max_examples=300, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )

@@ -235,12 +235,14 @@ async def test_a_body_has_at_most_4096_members(app: Rig, mode: UnknownFieldsMode
         assert (status, message) == (400, "an object of the request has 4,097 members; the limit is 4,096")
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/inference/v1/generate"])
-@pytest.mark.parametrize(("count", "digits"), [(60_000, 50), (20_000, 5)])
+@pytest.mark.parametrize(
+    ("path", "count", "digits"),
+    [(CHAT, 20_000, 5), ("/v1/responses", 60_000, 50), ("/inference/v1/generate", 20_000, 5)],
+)
 async def test_refusing_many_unknown_fields_takes_10_ms_of_the_event_loop_at_most(
     longest_step_s: Callable[[str, bytes], Awaitable[float]], path: str, count: int, digits: int
 ) -> None:
-    """The second body is small enough for the event loop, but for its many values."""
+    """A body of 20,000 is small enough for the event loop, but for its many values."""
     assert await longest_step_s(path, json.dumps({**BODIES[path], **keys(count, digits)}).encode()) <= 0.010
 
 

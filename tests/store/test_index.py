@@ -24,7 +24,7 @@ OWNER = st.integers(0, len(OWNERS) - 1)
 CONTENT = st.integers(0, 5)
 SIZE = st.sampled_from([0, 1, SMALLEST_BYTES, 2 * SMALLEST_BYTES, 4 * SMALLEST_BYTES, 9 * SMALLEST_BYTES])
 QUICK = settings(
-    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(75), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

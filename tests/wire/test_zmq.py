@@ -165,7 +165,7 @@ async def test_a_session_is_looked_at_when_it_is_due_however_many_others_are(
     ticked = Session.tick
     monkeypatch.setattr(Session, "tick", tick)
     with zmq.Context() as context:
-        beating = Deadlines(heartbeat_s=0.1)
+        beating = Deadlines(heartbeat_s=0.02)
         async with AsyncExitStack() as stack, listen(address, deadlines=beating) as listener:
             if sweeps:
                 monkeypatch.setattr(listener._timers, "pop_due", lambda now: list(listener._sessions))  # noqa: ARG005

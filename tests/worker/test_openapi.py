@@ -35,18 +35,17 @@ async def admin(key: str | None) -> AsyncIterator[ASGIApp]:
     yield create_admin_app(store, Meter(), key=key, count=count, reset=store.reset, max_body_bytes=1 << 20)
 
 
-@pytest.mark.parametrize("label", OPERATIONS)
 @pytest.mark.parametrize(
     ("key", "headers", "refusal"), [(KEY, BEARER, None), (KEY, {"Authorization": ""}, 401), (None, BEARER, 403)]
 )
-def test_every_answer_is_in_the_document(
-    label: str, key: str | None, headers: Mapping[str, str], refusal: int | None
-) -> None:
+def test_every_answer_is_in_the_document(key: str | None, headers: Mapping[str, str], refusal: int | None) -> None:
     with served(lambda: admin(key)) as made:
-        made.examine(label, POSITIVE, count=5, headers=headers)
-        statuses = {status for _, status, _ in made.answers}
-    expected = 400 if label == INJECT else 200  # what is made up is no file
-    assert statuses == {expected if refusal is None or label in OPEN else refusal}
+        for label in OPERATIONS:
+            made.examine(label, POSITIVE, count=3, headers=headers)
+    for label, status, _ in made.answers:
+        expected = 400 if label == INJECT else 200  # what is made up is no file
+        assert status == (expected if refusal is None or label in OPEN else refusal)
+    assert {label for label, _, _ in made.answers} == set(OPERATIONS)
 
 
 def test_what_is_injected_is_answered_as_the_document_says() -> None:
