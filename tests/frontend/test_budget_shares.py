@@ -61,7 +61,7 @@ class Requests:
             admitted = False
         else:
             admitted = True
-        gone = [one for one in self.holders if one.account.is_called_back]
+        gone = [one for one in self.holders if one.account._error is not None]
         pieces = {piece for one in gone for piece in (one.place, one.bytes)}
 
         def choose(options: list[Piece]) -> Piece:

@@ -103,7 +103,7 @@ def create_app(
         error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, RequestError | Busy | NotReady):
             meter.count(metrics.REFUSALS, error.code)
-            await asyncio.sleep(service.refusal_wait_s(tenant_name(request)))
+            await asyncio.sleep(service.refusal_wait_s(tenant_name(request.scope)))
         return response
 
     meter.watch(partial(_budget_samples, service))

@@ -120,11 +120,6 @@ class Account:
         """The bytes that it holds."""
         return self._charged
 
-    @property
-    def is_called_back(self) -> bool:
-        """True if it was closed for the sake of another tenant."""
-        return self._error is not None
-
     def revocable(self) -> AbstractContextManager[object]:
         """Let the account be called back while the current task is in this scope, which then raises `Busy`.
 

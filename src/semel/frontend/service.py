@@ -32,7 +32,7 @@ from semel.frontend.http.body import BodyLimits
 from semel.frontend.http.ignored_fields import IgnoredFields
 from semel.frontend.middleware.concurrency import RequestLimiter
 from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
-from semel.render import FeatureInfoOf, Pipeline, check_chars
+from semel.render import Pipeline, check_chars
 from semel.store.store import MediaStore
 
 __all__ = ["FrontendState", "ServedModel"]
@@ -118,10 +118,6 @@ class ServedModel:
             )
         others = [_NOUNS[one] for one, most in self.contract.max_items.items() if most]
         return f"{self.model} takes no {_NOUNS[modality]}: send {' and '.join(['text', *others])}"
-
-    def held_anywhere(self) -> FeatureInfoOf:
-        """Return a lookup of the features that any worker has announced."""
-        return self.fleet.holding
 
 
 @dataclass(slots=True)

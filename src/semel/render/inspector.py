@@ -42,7 +42,7 @@ class Inspector:
 
     looks: Flight[Digest, Layout] = field(default_factory=Flight, repr=False)
 
-    async def render(self, parsed_request: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
+    async def render(self, request: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
         """Make the prompt of a parsed request, without features."""
         layouts: dict[Digest, Layout] = {}
 
@@ -56,14 +56,14 @@ class Inspector:
 
         async def find_or_make(digest: Digest) -> None:
             if not find(digest):  # it may have become known while this one waited
-                layouts[digest] = await self._look(parsed_request, digest)
+                layouts[digest] = await self._look(request, digest)
 
-        await concurrently([digest for digest in parsed_request.media if not find(digest)], find_or_make)
-        prompt = await parsed_request.assemble([layouts[item.digest] for item in parsed_request.items])
-        return Rendered(prompt, {}, partial(self.make, parsed_request))
+        await concurrently([digest for digest in request.media if not find(digest)], find_or_make)
+        prompt = await request.assemble([layouts[item.digest] for item in request.items])
+        return Rendered(prompt, {}, partial(self.make, request))
 
     async def features(
-        self, parsed_request: ParsedRequest, *, max_bytes: int, spend: Spend = lambda _: None
+        self, request: ParsedRequest, *, max_bytes: int, spend: Spend = lambda _: None
     ) -> Mapping[Digest, Feature]:
         """Return the features of all items, in order. Refused as soon as their total exceeds `max_bytes`.
 
@@ -74,7 +74,7 @@ class Inspector:
 
         async def take(digest: Digest) -> None:
             nonlocal nbytes
-            feature = await self.make(parsed_request, digest)
+            feature = await self.make(request, digest)
             nbytes += feature.nbytes
             if nbytes > max_bytes:
                 raise MediaTooLarge(
@@ -83,38 +83,32 @@ class Inspector:
             spend(feature.nbytes)
             made[digest] = feature
 
-        await concurrently(parsed_request.media, take)
-        return {digest: made[digest] for digest in parsed_request.media}
+        await concurrently(request.media, take)
+        return {digest: made[digest] for digest in request.media}
 
-    async def _look(self, parsed_request: ParsedRequest, digest: Digest) -> Layout:
+    async def _look(self, request: ParsedRequest, digest: Digest) -> Layout:
         if (lay_out := self.lay_out) is None:
-            return (await self.make(parsed_request, digest)).layout
+            return (await self.make(request, digest)).layout
 
         async def work() -> Layout:
             layout = await lay_out(
-                await parsed_request.media_of(digest),
-                parsed_request.options,
-                group=parsed_request,
-                tenant=parsed_request.tenant,
+                await request.media_of(digest), request.options, group=request, tenant=request.tenant
             )
             self.layouts.put(digest, layout)
             return layout
 
-        with parsed_request.naming(digest):
+        with request.naming(digest):
             return await self.looks.do(digest, work)
 
-    async def make(self, parsed_request: ParsedRequest, digest: Digest) -> Feature:
+    async def make(self, request: ParsedRequest, digest: Digest) -> Feature:
         """Process an item's feature. Equal inspections in flight share one computation."""
 
         async def work() -> Feature:
             feature = await self.process(
-                await parsed_request.media_of(digest),
-                parsed_request.options,
-                group=parsed_request,
-                tenant=parsed_request.tenant,
+                await request.media_of(digest), request.options, group=request, tenant=request.tenant
             )
             self.layouts.put(digest, feature.layout)
             return feature
 
-        with parsed_request.naming(digest):
+        with request.naming(digest):
             return await self.flight.do(digest, work)

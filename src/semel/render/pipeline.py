@@ -217,14 +217,14 @@ class Pipeline:
 
         return ParsedRequest((item,), distinct, {}, assembling, _name(tenant))
 
-    async def render(self, parsed_request: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
+    async def render(self, request: ParsedRequest, holding: FeatureInfoOf = nothing_known) -> Rendered:
         """Make the prompt of a parsed request, and the features of its items for which `holding` returns nothing."""
         watch = Stopwatch(self.timings)
-        if not parsed_request.items:
-            prompt = await parsed_request.assemble(())
+        if not request.items:
+            prompt = await request.assemble(())
             watch.lap("render")
             return Rendered(prompt, {})
-        counts = Counter(parsed_request.items)
+        counts = Counter(request.items)
         layouts: dict[Digest, Layout] = {}
         features: dict[Digest, Feature] = {}
 
@@ -250,7 +250,7 @@ class Pipeline:
         async def find_or_make(item: Item) -> None:
             if not find(item):  # it may have become known while this one waited
                 self.lookups(item.modality, counts[item], False)
-                features[item.digest] = made = await self._make(parsed_request, item.digest)
+                features[item.digest] = made = await self._make(request, item.digest)
                 charge(item, made.layout)
 
         unknown = [item for item in counts if not find(item)]
@@ -261,9 +261,9 @@ class Pipeline:
         layouts.update((digest, feature.layout) for digest, feature in features.items())
         for digest, layout in layouts.items():
             self.layouts.put(digest, layout)
-        prompt = await parsed_request.assemble([layouts[item.digest] for item in parsed_request.items])
+        prompt = await request.assemble([layouts[item.digest] for item in request.items])
         watch.lap("render")
-        return Rendered(prompt, features, partial(self._make, parsed_request.assembled()))
+        return Rendered(prompt, features, partial(self._make, request.assembled()))
 
     def _check_tokens(self, tokens: int) -> None:
         """Refuse a request whose items alone are too long. An encoder-decoder prompt does not contain them."""
@@ -273,26 +273,20 @@ class Pipeline:
                 "send fewer or smaller ones"
             )
 
-    async def _make(self, parsed_request: ParsedRequest, digest: Digest) -> Feature:
+    async def _make(self, request: ParsedRequest, digest: Digest) -> Feature:
         """Return the feature of an item, cached or processed. That is decided without an await."""
         if (feature := self.cache.get(digest)) is not None:
             return feature
 
         async def work() -> Feature:
             try:
-                media = await parsed_request.media_of(digest)
+                media = await request.media_of(digest)
             except RequestError as error:
                 raise _UnreadError(error) from None
-            made = await self.process(
-                media,
-                parsed_request.options,
-                group=parsed_request,
-                tenant=parsed_request.tenant,
-                spend=parsed_request.spend,
-            )
-            return self.cache.put(digest, made, tenant=parsed_request.tenant)
+            made = await self.process(media, request.options, group=request, tenant=request.tenant, spend=request.spend)
+            return self.cache.put(digest, made, tenant=request.tenant)
 
-        with parsed_request.naming(digest):
+        with request.naming(digest):
             try:
                 return await self.flight.do(digest, work)
             except _UnreadError as unread:

@@ -75,9 +75,9 @@ class Authentication:
         await response(scope, receive, send)
 
 
-def tenant_name(request: Request) -> str:
-    """The tenant of a request's API key. Without API keys all requests have the same."""
-    name: str = getattr(request.state, "tenant", "")
+def tenant_name(scope: Scope) -> str:
+    """Return the tenant of a request's API key. Without API keys all requests have the same."""
+    name: str = scope.get("state", {}).get("tenant", "")
     return name
 
 

@@ -29,7 +29,7 @@ from semel.frontend.http.body import CLIENT_CLOSED
 from semel.frontend.http.errors import refusal
 from semel.frontend.http.sse import EventStream, stream_ending
 from semel.frontend.limits import ConcurrencyLimits
-from semel.frontend.middleware.authentication import PROBES
+from semel.frontend.middleware.authentication import PROBES, tenant_name
 from semel.frontend.middleware.refusal_rate import AbortThrottle
 from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
@@ -260,7 +260,7 @@ class ConcurrencyLimit:
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
-        tenant = scope.get("state", {}).get("tenant", "")
+        tenant = tenant_name(scope)
         client = _Client(receive)
         on_disconnect(scope, client.leave)
         if (wait_s := self._aborts.wait_s(tenant)) and not await client.stays(wait_s):

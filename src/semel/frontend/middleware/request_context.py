@@ -13,7 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
-from starlette.requests import Request
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.errors import InvalidKey, ServiceError
@@ -26,6 +26,7 @@ from semel.telemetry import Meter, metrics
 from semel.telemetry.logs import ACCESS_LOGGER, SampledLog
 from semel.telemetry.request_context import RequestContext, entered, tell_fault
 from semel.telemetry.spans import Tracing, fail_span
+from semel.web.peers import UNKNOWN
 
 __all__ = ["RequestContextMiddleware"]
 
@@ -51,13 +52,9 @@ class RequestContextMiddleware:
             await self._app(scope, receive, partial(self._send, scope, send))
             return
         began, status = perf_counter(), None
-        http_request = Request(scope)
-        request = RequestContext(
-            secrets.token_hex(16),
-            _client_id(http_request),
-            self._tracing.begin(http_request.method, http_request.headers),
-            self._tracing.tracer,
-        )
+        method: str = scope["method"]
+        span = self._tracing.begin(method, Headers(scope=scope))
+        request = RequestContext(secrets.token_hex(16), _client_id(scope), span, self._tracing.tracer)
         name = (request.client_id or request.request_id).encode("latin-1")
         headers = [(b"x-request-id", name)]
         if f"{scope['path']}/".startswith(f"{MESSAGES}/"):
@@ -87,9 +84,9 @@ class RequestContextMiddleware:
                     tell_fault(cut)
                     logger.info("an answer was cut off: %s", cut)
                 route = _route(scope)
-                _close(request, http_request.method, route, status or CLIENT_CLOSED)
+                _close(request, method, route, status or CLIENT_CLOSED)
                 if self._log_requests:
-                    self._log(http_request, route, status or CLIENT_CLOSED, perf_counter() - began)
+                    self._log(scope, route, status or CLIENT_CLOSED, perf_counter() - began)
 
     def _send(self, scope: Scope, send: Send, message: MutableMapping[str, Any]) -> Awaitable[None]:
         if message["type"] == "http.response.start":
@@ -98,19 +95,20 @@ class RequestContextMiddleware:
                 message["headers"].append((IGNORED_FIELDS_HEADER.encode(), ignored.encode("latin-1")))
         return send(message)
 
-    def _log(self, request: Request, route: str, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, route: str, status: int, seconds: float) -> None:
         """Log one line, with the client's address and the tenant of its key; a proxy in front is the client.
 
         The status is what was sent; of a response that was cut off after it, the line says so. Without a key anybody
         can cause lines, so those of refused keys are sampled (threats S28).
         """
-        client, tenant = "unknown" if request.client is None else request.client.host, tenant_name(request)
-        fields = {"method": request.method, "route": route, "status": status, "seconds": round(seconds, 6)}
+        method, tenant = scope["method"], tenant_name(scope)
+        client = (scope.get("client") or (UNKNOWN,))[0]
+        fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
         fields |= {"client": client, "tenant": tenant or None}
         end = ""
-        if CUT_OFF in request.scope:
+        if CUT_OFF in scope:
             end, fields["cut_off"] = ", cut off,", True
-        values = (request.method, route, status, end, seconds, client, f" ({tenant})" if tenant else "")
+        values = (method, route, status, end, seconds, client, f" ({tenant})" if tenant else "")
         text = "%s %s %d%s in %.3f s for %s%s"
         extra = {"fields": fields}
         if status == InvalidKey.status:
@@ -123,9 +121,9 @@ def _route(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", "unknown")
 
 
-def _client_id(request: Request) -> str | None:
-    """The id that the client sent in its header; the response's id ends with it. Internally, semel uses its own ids."""
-    name = request.headers.get("x-request-id")
+def _client_id(scope: Scope) -> str | None:
+    """Find the id in the client's header; the response's id ends with it. Internally, semel uses its own ids."""
+    name = next((value for header, value in scope["headers"] if header == b"x-request-id"), b"").decode("latin-1")
     return name if name and len(name) <= _MAX_ID_CHARS and name.isprintable() else None
 
 

@@ -108,7 +108,7 @@ async def serve_call(
     """Serve a request of this `kind` with `work`, until the client disconnects. `ask` reads what is not JSON."""
     context = current_request()
     client_id = None if context is None else context.client_id
-    tenant = tenant_name(request)
+    tenant = tenant_name(request.scope)
     call = Call(service, service.serving(), tenant, service.budget.open(tenant), own_id(), client_id)
     try:
         # This frame keeps no reference to the body or the parsed request, so that `work` can drop them.

@@ -132,7 +132,7 @@ async def count_tokens(call: Call, request: Translated[Any]) -> int:
     serving = call.serving
     with request.terms.reworded():
         parsed_request = await call.read_chat(request.take(), "inspect")
-        rendered = await serving.pipeline.inspector.render(parsed_request, serving.held_anywhere())
+        rendered = await serving.pipeline.inspector.render(parsed_request, serving.fleet.holding)
     return len(rendered.prompt.token_ids)
 
 

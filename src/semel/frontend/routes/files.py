@@ -96,7 +96,7 @@ async def _serve(request: Request, service: FrontendState, work: _Work) -> Respo
     """Do the work of a route on an account, until the client disconnects."""
     if (store := service.media_store) is None:
         raise NoMediaStore(f"{_PATH} needs a media store: start the server with --media-store")
-    tenant = tenant_name(request)
+    tenant = tenant_name(request.scope)
     account = service.budget.open(tenant)
     try:
         with account.revocable():

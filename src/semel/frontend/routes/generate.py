@@ -120,7 +120,7 @@ async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     watch.lap("digest")
     worker = _worker_for(serving, placed, parsed.token_ids, tenant)
     watch.lap("layout")
-    prompt = _prompt_of(parsed.token_ids, placed, serving.held_anywhere(), renderer)
+    prompt = _prompt_of(parsed.token_ids, placed, serving.fleet.holding, renderer)
     watch.lap("render")
     sent = {one.item.digest: one.feature for one in placed if one.feature is not None}
     submission = Submission(
@@ -204,7 +204,7 @@ def _worker_for(
     if not named:
         prefix = ConversationPrefix.of_prompt(token_ids).key((), tenant)
         return serving.fleet.choose((one.item.digest for one in placed), prefix=prefix)
-    info = serving.held_anywhere()
+    info = serving.fleet.holding
     if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:
         raise _unknown(unknown)
     worker = serving.fleet.choose_holder(named, serving.pipeline.cache)

@@ -90,7 +90,7 @@ def _accepts_tensors(request: Request) -> bool:
 
 
 async def _inspect(serving: ServedModel, parsed_request: ParsedRequest) -> Prompt:
-    return (await serving.pipeline.inspector.render(parsed_request, serving.held_anywhere())).prompt
+    return (await serving.pipeline.inspector.render(parsed_request, serving.fleet.holding)).prompt
 
 
 async def _render_chat(call: Call, request: ChatCompletionRequest) -> Response:
