@@ -186,11 +186,11 @@ def check_patches_are_written_once(processor: HfProcessor, memory: memoryview) -
     assert memory[start : start + len(patches)] == patches
 
 
-def test_patches_are_written_once_where_the_feature_is_to_lie_E2(pairs: Pairs) -> None:
+def test_patches_are_written_once_where_the_feature_is_to_lie(pairs: Pairs) -> None:
     check_patches_are_written_once(pairs("qwen2-vl", BYTES)[0], memoryview(bytearray(SHARED_BYTES)))
 
 
-def test_mutant_patches_in_memory_of_their_own_are_not_where_the_feature_is_to_lie_E2(
+def test_mutant_patches_in_memory_of_their_own_are_not_where_the_feature_is_to_lie(
     pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PatchWriter, "write_into", lambda *_: None)
@@ -198,7 +198,7 @@ def test_mutant_patches_in_memory_of_their_own_are_not_where_the_feature_is_to_l
         check_patches_are_written_once(pairs("qwen2-vl", BYTES)[0], memoryview(bytearray(SHARED_BYTES)))
 
 
-def test_a_tensor_elsewhere_in_the_shared_memory_is_moved_before_another_is_written_over_it_E2() -> None:
+def test_a_tensor_elsewhere_in_the_shared_memory_is_moved_before_another_is_written_over_it() -> None:
     memory = memoryview(bytearray(b"x" * 256))
     tensors = {"a": Tensor("uint8", (100,), memoryview(b"a" * 100)), "b": Tensor("uint8", (50,), memory[64:114])}
     _write(to_made(0, feature := Feature("image", tensors, Layout((7,)))), feature, memory)
@@ -207,14 +207,14 @@ def test_a_tensor_elsewhere_in_the_shared_memory_is_moved_before_another_is_writ
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (640, 480)])
-def test_pixels_that_are_lent_are_those_of_the_image_and_outlive_it_E2(size: tuple[int, int]) -> None:
+def test_pixels_that_are_lent_are_those_of_the_image_and_outlive_it(size: tuple[int, int]) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8)
     pixels = lend_pixels(Image.fromarray(noise).copy())
     assert pixels is not None
     assert np.array_equal(pixels[..., :3].numpy(), noise)
 
 
-def test_pixels_in_several_blocks_are_not_lent_E2() -> None:
+def test_pixels_in_several_blocks_are_not_lent() -> None:
     several = Image.new("RGB", (2_100, 2_100))  # over 16 MB, unless the environment says more
     with pytest.raises(ValueError, match="contiguous"):
         several.__arrow_c_array__()

@@ -56,13 +56,9 @@ from semel.processing.pool.text import DetokenizeJob, TokenizeJob
 from semel.processing.processor import ProcessorKind
 from semel.processing.sandbox import LAYERS
 
-__all__ = ["MAX_MEMORY_BYTES", "TIMEOUT_S", "Pool"]
+__all__ = ["Pool"]
 
-MAX_MEMORY_BYTES: Final = ProcessingLimits().max_memory_bytes
-"""What a process may use, on top of what it has once it is loaded."""
-
-TIMEOUT_S: Final = ProcessingLimits().timeout_s
-"""What one item may take, from the moment a process takes it on."""
+_LIMITS: Final = ProcessingLimits()
 
 _STOPPED_S: Final = 0.05
 """A process that has used less CPU time than this until its deadline was stopped: that is no item's fault."""
@@ -116,8 +112,8 @@ class Pool:
         processes: int = 1,
         spares: int = 1,
         limits: DecodeLimits | None = None,
-        timeout_s: float = TIMEOUT_S,
-        max_memory_bytes: int = MAX_MEMORY_BYTES,
+        timeout_s: float = _LIMITS.timeout_s,
+        max_memory_bytes: int = _LIMITS.max_memory_bytes,
         max_waiting: int = 1_024,
         memory: SharedCache | None = None,
         offers: OfferLimits | None = None,

@@ -32,10 +32,6 @@ _MAX_RETRY_S: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
-def _unheard() -> None:
-    pass
-
-
 class ProcessSet:
     """A number of processes that have loaded the same processor, and spare ones."""
 
@@ -64,7 +60,7 @@ class ProcessSet:
         self._prepared = list(prepared)  # spawned before it was known what to load
         self._restarts: list[asyncio.Task[None]] = []
         self._description: Description | None = None
-        self._on_change: Callable[[], None] = _unheard
+        self._on_change: Callable[[], None] = lambda: None
 
     @property
     def description(self) -> Description:
