@@ -1,7 +1,4 @@
-"""SIGHUP does not end a service unasked. In real processes, without a model.
-
-SIGHUP once ended every process at once: streams broke, and the fleet key of the run stayed in the temporary folder.
-"""
+"""SIGHUP does not end a service unasked. In real processes, without a model."""
 
 from __future__ import annotations
 
