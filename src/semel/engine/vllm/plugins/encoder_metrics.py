@@ -8,12 +8,12 @@ it is written, so a reader never sees half of an update.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
-from typing import Final
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any, Final
 
 from semel.engine.vllm.tier.shared_file import SharedPage
 from semel.telemetry import metrics
-from semel.telemetry.meter import Sample
+from semel.telemetry.meter import Metric, Sample
 
 __all__ = ["EncoderPage", "EncoderTotals"]
 
@@ -22,41 +22,45 @@ _COLUMNS: Final = 32
 _BYTES: Final = 8 * _ROWS * _COLUMNS
 
 
+def _sample(metric: Metric, *tier: str) -> dict[str, Any]:
+    return {"metric": metric, "tier": tier}
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderTotals:
-    """Running totals of the encoder cache of one engine core, and how full it is: `samples` names the metrics."""
+    """Running totals of the encoder cache of one engine core, and how full it is, each with its metric."""
 
-    queries: int = 0
-    hits: int = 0
-    evictions: int = 0
-    capacity: int = 0
-    resident: int = 0
-    reclaimable: int = 0
-    planned: int = 0
-    cut: int = 0
-    taken_over: int = 0
-    planning_ns: int = 0
-    left_out_bytes: int = 0
-    late_bytes: int = 0
-    rejected: int = 0
-    tier_loads: int = 0
-    tier_load_bytes: int = 0
-    tier_load_ns: int = 0
-    tier_saves: int = 0
-    tier_save_bytes: int = 0
-    tier_save_ns: int = 0
-    tier_not_saved: int = 0
-    tier_evictions: int = 0
-    tier_capacity_bytes: int = 0
-    tier_held_bytes: int = 0
-    tier_pinned_bytes: int = 0
-    tier_prefetched: int = 0
-    tier_prefetched_bytes: int = 0
-    tier_prefetched_ns: int = 0
-    following_ns: int = 0
-    following_ended: int = 0
-    following_abandoned: int = 0
-    not_finite: int = 0
+    queries: int = field(default=0, metadata=_sample(metrics.ENCODER_CACHE_QUERIES))
+    hits: int = field(default=0, metadata=_sample(metrics.ENCODER_CACHE_HITS))
+    evictions: int = field(default=0, metadata=_sample(metrics.ENCODER_CACHE_EVICTIONS))
+    capacity: int = field(default=0, metadata=_sample(metrics.ENCODER_CACHE_CAPACITY))
+    resident: int = field(default=0, metadata=_sample(metrics.ENCODER_CACHE_RESIDENT))
+    reclaimable: int = field(default=0, metadata=_sample(metrics.ENCODER_CACHE_RECLAIMABLE))
+    planned: int = field(default=0, metadata=_sample(metrics.ENCODER_PLANNED))
+    cut: int = field(default=0, metadata=_sample(metrics.ENCODER_CUT))
+    taken_over: int = field(default=0, metadata=_sample(metrics.ENCODER_TAKEN_OVER))
+    planning_ns: int = field(default=0, metadata=_sample(metrics.ENCODER_PLANNING_SECONDS))
+    left_out_bytes: int = field(default=0, metadata=_sample(metrics.ENCODER_LEFT_OUT_BYTES))
+    late_bytes: int = field(default=0, metadata=_sample(metrics.ENCODER_LATE_BYTES))
+    rejected: int = field(default=0, metadata=_sample(metrics.ENCODER_REJECTED))
+    tier_loads: int = field(default=0, metadata=_sample(metrics.EMBEDDING_LOADS, "host"))
+    tier_load_bytes: int = field(default=0, metadata=_sample(metrics.EMBEDDING_LOAD_BYTES, "host"))
+    tier_load_ns: int = field(default=0, metadata=_sample(metrics.EMBEDDING_LOAD_SECONDS, "host"))
+    tier_saves: int = field(default=0, metadata=_sample(metrics.EMBEDDING_SAVES))
+    tier_save_bytes: int = field(default=0, metadata=_sample(metrics.EMBEDDING_SAVE_BYTES))
+    tier_save_ns: int = field(default=0, metadata=_sample(metrics.EMBEDDING_SAVE_SECONDS))
+    tier_not_saved: int = field(default=0, metadata=_sample(metrics.EMBEDDING_NOT_SAVED))
+    tier_evictions: int = field(default=0, metadata=_sample(metrics.EMBEDDING_EVICTIONS))
+    tier_capacity_bytes: int = field(default=0, metadata=_sample(metrics.EMBEDDING_CAPACITY))
+    tier_held_bytes: int = field(default=0, metadata=_sample(metrics.EMBEDDING_BYTES))
+    tier_pinned_bytes: int = field(default=0, metadata=_sample(metrics.EMBEDDING_PINNED))
+    tier_prefetched: int = field(default=0, metadata=_sample(metrics.EMBEDDING_LOADS, "fleet"))
+    tier_prefetched_bytes: int = field(default=0, metadata=_sample(metrics.EMBEDDING_LOAD_BYTES, "fleet"))
+    tier_prefetched_ns: int = field(default=0, metadata=_sample(metrics.EMBEDDING_LOAD_SECONDS, "fleet"))
+    following_ns: int = field(default=0, metadata=_sample(metrics.GRAMMAR_FOLLOWING_SECONDS))
+    following_ended: int = field(default=0, metadata=_sample(metrics.GRAMMAR_ENDED))
+    following_abandoned: int = field(default=0, metadata=_sample(metrics.GRAMMAR_ABANDONED))
+    not_finite: int = field(default=0, metadata=_sample(metrics.ENCODER_NOT_FINITE))
 
 
 assert len(fields(EncoderTotals)) < _COLUMNS, "the first cell of a row is its version"
@@ -87,43 +91,10 @@ class EncoderPage(SharedPage):
     def samples(self) -> Iterator[Sample]:
         """Yield the totals as metrics, for `Meter.watch`."""
         for row, totals in self.read().items():
-            for metric, value in (
-                (metrics.ENCODER_CACHE_QUERIES, totals.queries),
-                (metrics.ENCODER_CACHE_HITS, totals.hits),
-                (metrics.ENCODER_CACHE_EVICTIONS, totals.evictions),
-                (metrics.ENCODER_CACHE_CAPACITY, totals.capacity),
-                (metrics.ENCODER_CACHE_RESIDENT, totals.resident),
-                (metrics.ENCODER_CACHE_RECLAIMABLE, totals.reclaimable),
-                (metrics.ENCODER_PLANNED, totals.planned),
-                (metrics.ENCODER_CUT, totals.cut),
-                (metrics.ENCODER_TAKEN_OVER, totals.taken_over),
-                (metrics.ENCODER_PLANNING_SECONDS, totals.planning_ns / 1e9),
-                (metrics.ENCODER_LEFT_OUT_BYTES, totals.left_out_bytes),
-                (metrics.ENCODER_LATE_BYTES, totals.late_bytes),
-                (metrics.ENCODER_REJECTED, totals.rejected),
-                (metrics.ENCODER_NOT_FINITE, totals.not_finite),
-                (metrics.GRAMMAR_FOLLOWING_SECONDS, totals.following_ns / 1e9),
-                (metrics.GRAMMAR_ENDED, totals.following_ended),
-                (metrics.GRAMMAR_ABANDONED, totals.following_abandoned),
-                (metrics.EMBEDDING_SAVES, totals.tier_saves),
-                (metrics.EMBEDDING_SAVE_BYTES, totals.tier_save_bytes),
-                (metrics.EMBEDDING_SAVE_SECONDS, totals.tier_save_ns / 1e9),
-                (metrics.EMBEDDING_NOT_SAVED, totals.tier_not_saved),
-                (metrics.EMBEDDING_EVICTIONS, totals.tier_evictions),
-                (metrics.EMBEDDING_CAPACITY, totals.tier_capacity_bytes),
-                (metrics.EMBEDDING_BYTES, totals.tier_held_bytes),
-                (metrics.EMBEDDING_PINNED, totals.tier_pinned_bytes),
-            ):
-                yield metric, value, (str(row),)
-            for metric, tier, value in (
-                (metrics.EMBEDDING_LOADS, "host", totals.tier_loads),
-                (metrics.EMBEDDING_LOADS, "fleet", totals.tier_prefetched),
-                (metrics.EMBEDDING_LOAD_BYTES, "host", totals.tier_load_bytes),
-                (metrics.EMBEDDING_LOAD_BYTES, "fleet", totals.tier_prefetched_bytes),
-                (metrics.EMBEDDING_LOAD_SECONDS, "host", totals.tier_load_ns / 1e9),
-                (metrics.EMBEDDING_LOAD_SECONDS, "fleet", totals.tier_prefetched_ns / 1e9),
-            ):
-                yield metric, value, (str(row), tier)
+            for one in fields(totals):
+                total = getattr(totals, one.name)
+                value = total / 1e9 if one.name.endswith("_ns") else total  # metrics have seconds
+                yield one.metadata["metric"], value, (str(row), *one.metadata["tier"])
 
     def _read_row(self, start: int) -> EncoderTotals | None:
         for _ in range(1_000):
