@@ -39,6 +39,7 @@ class Metered(Client):
         self.cpu_ms, self.switches, self.seconds = cpu_ms, switches, seconds
         self.asked: Counter[tuple[bool, int]] = Counter()
         self.weight = self.in_flight = self.most_in_flight = 0
+        self.opened = 0
 
     async def ask(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:  # noqa: ARG002
         self.in_flight += 1
@@ -54,7 +55,8 @@ class Metered(Client):
     async def read(self, path: str) -> str:  # noqa: ARG002
         return ""
 
-    def wider(self, connections: int) -> Client:  # noqa: ARG002
+    def wider(self, connections: int) -> Client:
+        self.opened += connections
         return self
 
 
@@ -93,7 +95,8 @@ async def test_answers_are_streamed_and_not_one_and_sixteen_at_a_time(monkeypatc
     mine, theirs = Metered(1.1, 5), Metered(1.0, 5)
     bench = bench_of(monkeypatch, mine, theirs)
     rows = named(await answers(bench))
-    assert mine.asked == theirs.asked == {(False, 128): 17 * 3, (True, 128): 17 * 3}
+    assert mine.opened == theirs.opened == 2 * 17 * 3, "new ones for each block: idle ones are closed"
+    assert mine.asked == theirs.asked == {(False, 128): 17 * 3, (True, 128): 17 * 3, (False, 1): mine.opened}
     assert mine.most_in_flight == 16
     limited = [row for row in rows.values() if row.limit is not None]
     assert [(row.ok, row.name) for row in limited] == [

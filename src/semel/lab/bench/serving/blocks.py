@@ -2,23 +2,24 @@
 
 Serving CPU is that of all processes but vLLM's engine, whose spinning follows the machine. A block is one measurement;
 the blocks of both sides alternate, and a ratio is the median of the ratios of blocks that followed each other.
-Connections are opened before the first block, so that none is part of a figure.
+The connections of a block are new, because servers close those that are idle while the other side has its turn; each
+has had an answer before anything is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Final
 
 from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
-from semel.lab.bench.serving.client import CHAT
+from semel.lab.bench.serving.client import CHAT, Client
 from semel.lab.bench.serving.figures import Row
+from semel.lab.bench.serving.images import chat
 from semel.lab.bench.serving.procfs import context_switches, run_s
 from semel.lab.bench.serving.statistics import median_of, paired_ratio
 
@@ -30,6 +31,7 @@ _FIGURES: Final[Mapping[str, tuple[str, str]]] = {
     "latency": ("latency_ms", "ms"),
     "CPU time of all processes": ("all_ms", "ms"),
 }
+_HELLO: Final = chat("Hello")
 SERVING: Final = ("serving CPU", "context switches", "latency")
 
 
@@ -57,13 +59,7 @@ class Block:
 
 async def measure_blocks(bench: Bench, what: str, load: Load, *, turns: int, warming: int = 1) -> Pair[list[Block]]:
     """Send `turns` blocks to each side, in turns."""
-    async with AsyncExitStack() as stack:
-        sides = [
-            replace(side, client=await stack.enter_async_context(side.client.wider(load.at_a_time)))
-            for side in (bench.sides.semel, bench.sides.vllm)
-        ]
-        wide = replace(bench, sides=Pair(*sides))
-        return await wide.turns(what, partial(_measure, load), turns=turns, warming=warming)
+    return await bench.turns(what, partial(_measure, load), turns=turns, warming=warming)
 
 
 def series(blocks: Pair[list[Block]], figure: str) -> Pair[list[float]]:
@@ -84,20 +80,28 @@ def block_rows(title: str, blocks: Pair[list[Block]], figures: Sequence[str] = S
 
 async def _measure(load: Load, side: Side, _turn: int) -> Block:
     pids, all_pids = side.server.serving_pids(), side.server.pids()
+    async with side.client.wider(load.at_a_time) as client:
+        await _ask(client, Load(_HELLO, load.at_a_time, load.at_a_time))
+        cpu_s, all_s, switches = run_s(pids), run_s(all_pids), context_switches(pids)
+        latencies = await _ask(client, load)
+        units = load.count * load.units
+        return Block(
+            (run_s(pids) - cpu_s) * 1e3 / units,
+            (context_switches(pids) - switches) / units,
+            median(latencies) / load.units,
+            (run_s(all_pids) - all_s) * 1e3 / units,
+        )
+
+
+async def _ask(client: Client, load: Load) -> list[float]:
+    """Send the requests of a block; returns their latencies in milliseconds."""
     left, latencies = iter(range(load.count)), list[float]()
 
     async def ask_on() -> None:
         for _ in left:
-            latencies.append((await side.client.must(CHAT, load.body)).seconds * 1e3)
+            latencies.append((await client.must(CHAT, load.body)).seconds * 1e3)
 
-    cpu_s, all_s, switches = run_s(pids), run_s(all_pids), context_switches(pids)
     async with asyncio.TaskGroup() as asking:
         for _ in range(load.at_a_time):
             asking.create_task(ask_on())
-    units = load.count * load.units
-    return Block(
-        (run_s(pids) - cpu_s) * 1e3 / units,
-        (context_switches(pids) - switches) / units,
-        median(latencies) / load.units,
-        (run_s(all_pids) - all_s) * 1e3 / units,
-    )
+    return latencies
