@@ -1,7 +1,7 @@
 """What a worker fetches from the fleet's store, and what it publishes there.
 
 The host's memory and the page beside it are those of an engine; the test writes what the engine core would. The store
-is one in memory, which can fail in every way; `tests/fleet/test_store.py` has real engines and a real Redis.
+is one in memory, which can fail in every way; `scripts/faults` has real engines and a real Redis.
 """
 
 from __future__ import annotations
