@@ -36,7 +36,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "processing": "features through HF processors, fingerprints, families; the pool of processes",
     "render": "chat template, tokens, placeholders; the pipeline",
     "engine": "the `Engine` protocol; `engine/vllm` holds all contact with vLLM",
-    "fleet": "workers: discovery, membership, the choice of one, failover; serves no HTTP",
+    "fleet": "workers: discovery, membership, the choice of one, retries; serves no HTTP",
     "cells": "several fleets behind one balancer: which cell a tenant is in, Envoy's and HAProxy's configuration",
     "frontend": "the OpenAI-compatible server",
     "worker": "the server around an engine",

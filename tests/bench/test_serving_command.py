@@ -71,6 +71,11 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait(5)
 
 
+def test_a_checkout_that_is_not_installed_is_refused(tmp_path: Path) -> None:
+    code, said = run_main("bench", "serve", "--semel-source", str(tmp_path))
+    assert (code, "run scripts/install there" in said) == (2, True)
+
+
 def test_a_scenario_that_there_is_not_is_named_before_anything_starts() -> None:
     code, said = run_main("bench", "serve", "--only", "nothing")
     assert (code, "there is no such scenario" in said) == (2, True)

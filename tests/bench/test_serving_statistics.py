@@ -8,7 +8,16 @@ from statistics import median
 
 import pytest
 
-from semel.lab.bench.serving.statistics import added, added_ratio, exactly, mean_of, mean_ratio, median_of, ratio_of
+from semel.lab.bench.serving.statistics import (
+    added,
+    added_ratio,
+    exactly,
+    mean_of,
+    mean_ratio,
+    median_of,
+    paired_ratio,
+    ratio_of,
+)
 
 
 def series(middle: float, count: int, *, seed: int, spread: float = 0.1) -> list[float]:
@@ -59,6 +68,17 @@ def test_a_second_that_is_slow_for_both_widens_a_ratio_less_than_its_parts() -> 
     rng = random.Random(0)
     apart = [median(rng.choices(mine, k=40)) / median(rng.choices(theirs, k=40)) for _ in range(500)]
     assert max(apart) - min(apart) > 0.1
+
+
+def test_what_slows_a_whole_round_down_is_not_in_a_ratio_of_pairs() -> None:
+    # Rounds are slow by chance, and each side a little by itself. Control: the ratio of medians.
+    slowness, *own = (series(1, 60, seed=seed, spread=spread) for seed, spread in ((1, 0.5), (2, 0.02), (3, 0.02)))
+    mine, theirs = ([slow * one for slow, one in zip(slowness, each, strict=True)] for each in own)
+    paired, apart = paired_ratio([1.03 * one for one in mine], theirs), ratio_of([1.03 * one for one in mine], theirs)
+    assert 1.0 < paired.low < 1.03 < paired.high
+    assert apart.high - apart.low > 1.5 * (paired.high - paired.low)
+    with pytest.raises(ValueError, match="same length"):
+        paired_ratio([1.0], [1.0, 2.0])
 
 
 def test_what_a_picture_adds_is_compared_without_what_a_request_costs_anyhow() -> None:

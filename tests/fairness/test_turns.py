@@ -454,14 +454,6 @@ def begun(turns: Turns) -> list[Turn]:
     return found
 
 
-def test_alone_a_tenant_has_the_whole_window_and_the_engine_the_next_one_at_hand() -> None:
-    turns = Turns(WINDOW, Clock())
-    sent = [turns.join("acme", 10) for _ in range(100)]
-    assert begun(turns) == sent[:34]
-    turns.leave(sent[3])
-    assert begun(turns) == sent[34:35]
-
-
 def test_while_others_are_about_the_last_eighth_is_theirs_and_alone_again_it_is_not() -> None:
     clock = Clock()
     turns = Turns(WINDOW, clock)
@@ -474,20 +466,6 @@ def test_while_others_are_about_the_last_eighth_is_theirs_and_alone_again_it_is_
     clock.now = 601.0
     acme.append(turns.join("acme", 10))
     assert begun(turns) == acme[28:34]
-
-
-def test_prompts_ahead_of_the_engine_are_bounded_by_their_tokens_and_never_stop_it() -> None:
-    turns = Turns(WINDOW, Clock())
-    sent = [turns.join("acme", 3_000) for _ in range(10)]
-    assert begun(turns) == sent[:3]  # 9,000 tokens, where four steps take 8,192
-    globex = turns.join("globex", 9_000)
-    assert begun(turns) == [globex]  # a tenant has two of its own ahead, whatever others have
-    turns.generate(sent[0], 1)
-    turns.generate(globex, 1)
-    assert begun(turns) == sent[3:4]
-    huge = Turns(WINDOW, Clock())
-    pair = [huge.join("acme", 1_000_000) for _ in range(3)]
-    assert begun(huge) == pair[:2]
 
 
 def test_without_names_or_without_a_window_nothing_waits_and_the_order_is_that_of_arrival() -> None:

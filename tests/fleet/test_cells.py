@@ -15,7 +15,7 @@ from semel.core import Contract
 from semel.fleet.compatibility import cell_difference, contract_id
 from semel.fleet.fleet import Fleet
 from semel.fleet.worker import RemoteWorker
-from tests.fleet.test_failover import Linking
+from tests.fleet.test_retry_policy import Linking
 from tests.waiting import until
 from tests.wire.examples import CONTRACT
 

@@ -21,6 +21,7 @@ from semel.render import Pipeline
 from semel.wire.events import Closed, Reset
 from semel.wire.limits import Deadlines
 from semel.wire.zmq import Backoff, FrontendLink
+from tests.fleet.workers import several
 from tests.waiting import until
 from tests.wire.examples import KEY
 from tests.worker.pairing import rig
@@ -42,8 +43,8 @@ class Restless(RemoteWorker):
     """The control: every failed attempt to reach it is reported."""
 
     def _become(self, contract: Contract | None, reason: str) -> None:
-        self._contract, self._reason = contract, reason
-        self._watcher()
+        self._contract, self.reason = contract, reason
+        self.on_change()
 
 
 @asynccontextmanager
@@ -112,11 +113,8 @@ async def test_the_log_says_how_many_serve_when_that_changes(
     """Also when as many serve as before, and nobody did meanwhile. Control: a line for every change."""
     caplog.set_level(logging.INFO)
     service = FrontendState()
-    async with AsyncExitStack() as stack:
-        workers = []
-        for name in "ab":
-            (tmp_path / name).mkdir(mode=0o700)
-            workers.append((await stack.enter_async_context(rig(tmp_path / name))).frontends[0].worker)
+    async with several(tmp_path) as rigs, AsyncExitStack() as stack:
+        workers = [one.frontends[0].worker for one in rigs]
         fleet = Fleet(workers)
         keeping = asyncio.create_task(keep(fleet, service, cast("Pipeline", None)))
         stack.callback(keeping.cancel)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from time import thread_time
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from semel.fleet.ranking import Ranking
 from semel.ledger import Directory, Holders, Ledger
 from tests.effort import examples
 from tests.ledger.examples import have
+from tests.operations import operations
 from tools.fleet.random_fleets import differing
 
 FLEETS = 1_000
@@ -104,14 +104,5 @@ def _many(workers: int, held: int) -> Callable[[], object]:
 
 
 def test_a_choice_among_a_thousand_costs_about_as_much_as_one_among_ten() -> None:
-    """A scan takes a hundred times as long. What is compared is the best of many, by the processor's time."""
-
-    def best(choose: Callable[[], object]) -> float:
-        times = []
-        for _ in range(300):
-            began = thread_time()
-            choose()
-            times.append(thread_time() - began)
-        return min(times)
-
-    assert best(_many(1_000, 50)) < 10 * best(_many(10, 50))
+    """A scan takes a hundred times as many operations."""
+    assert operations(_many(1_000, 50)) < 10 * operations(_many(10, 50))

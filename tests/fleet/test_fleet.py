@@ -23,10 +23,8 @@ from tests.fleet.oracle import Oracle
 from tests.fleet.relay import Relay, relaying
 from tests.fleet.segments import Segment, left_of, segments_of
 from tests.serve.served import sum_of, until
-from tools.fleet.bare import running_bare
 from tools.fleet.counters import Counts, settled, until_idle
 from tools.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
-from tools.fleet.load import drive
 from tools.fleet.plan import Ask, Chat, Kind, Load, body_of, draw_images, plan
 from tools.fleet.processes import ITEMS_HELD, Fleet, Node, running_fleet
 
@@ -257,21 +255,6 @@ def test_when_all_have_ended_nothing_of_them_is_left(fleet: Fleet, seen: set[Seg
     left = {path for path in fleet.home.iterdir() if path.is_socket()}
     assert {f"ipc://{path}".removesuffix(".memory") for path in left} <= killed
     until(lambda: not left_of(seen), END_S)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-async def test_the_control_runs_bare_vllm_under_the_same_load(
-    tiny: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is asserted of what it answers: figures for the table, beside ours."""
-    load = replace(LOAD, requests=300)
-    with running_bare(tiny("qwen2-vl")) as server:
-        tally = await drive([server.url], load)
-    with capsys.disabled():
-        failed = f"{len(tally.failures)} of {load.requests} failed, such as {tally.failures[:1]}"
-        sys.stdout.write(f"\nbare vLLM: {failed}\n")
-    assert tally.answered == load.requests
 
 
 async def _drive(fleet: Fleet, frontends: list[Node], reference: Reference, load: Load) -> tuple[Tally, Counts]:

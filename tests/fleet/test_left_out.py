@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from random import Random
-from time import thread_time
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +13,13 @@ from hypothesis import strategies as st
 from semel.core import Digest
 from semel.fleet.balance import Balance
 from semel.fleet.ejection import Attempt, EjectionLimits
-from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import Fleet
+from semel.fleet.retry_policy import FleetHealth
 from semel.fleet.worker import RemoteWorker
 from tests.effort import examples
 from tests.fleet.test_ejection import scanned
 from tests.fleet.unlinked import UnlinkedWorker
+from tests.operations import operations
 from tests.wire.examples import digest_of
 
 ITEMS = [digest_of(number) for number in range(6)]
@@ -194,33 +194,23 @@ def test_a_wrong_set_is_found(mutant: type[Fleet]) -> None:
     assert not all(is_equal(seed, mutant) for seed in range(60))
 
 
-def best_s(choose: Callable[[], object], rounds: int = 100) -> float:
-    """The least processor time of a choice."""
-    times = []
-    for _ in range(rounds):
-        began = thread_time()
-        choose()
-        times.append(thread_time() - began)
-    return min(times)
-
-
 def test_a_choice_that_overlooks_who_holds_most_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Balance, "best_holders", lambda self, among, _: self._least_busy(among))
     assert not all(is_equal(seed) for seed in range(60))
 
 
-def _named(workers: int, choose: Callable[[Fleet, Sequence[Digest], Container[Digest]], object]) -> float:
-    """The time of a choice for 50 items, all cached, that one of so many workers has."""
+def cost_of_a_choice(workers: int, choose: Callable[[Fleet, Sequence[Digest], Container[Digest]], object]) -> int:
+    """The operations of a choice for 50 items, all cached, that one of so many workers has."""
     digests = [digest_of(number) for number in range(50)]
     made = [UnlinkedWorker(number) for number in range(workers)]
     made[workers // 2].announce(digests)
     fleet, cached = Fleet(made), set(digests)
     assert choose(fleet, digests, cached) is made[workers // 2]
-    return best_s(lambda: choose(fleet, digests, cached), 20)
+    return operations(lambda: choose(fleet, digests, cached))
 
 
 def test_a_choice_among_many_workers_costs_about_as_much_as_one_among_few() -> None:
-    """What is compared is the best of many, by the processor's time. Control: a look at every worker."""
-    few = _named(5, Fleet.choose_holder)
-    assert _named(500, Fleet.choose_holder) < 10 * few
-    assert _named(500, holder_by_scan) > 10 * few
+    """Control: a look at every worker."""
+    few = cost_of_a_choice(5, Fleet.choose_holder)
+    assert cost_of_a_choice(500, Fleet.choose_holder) < 10 * few
+    assert cost_of_a_choice(500, holder_by_scan) > 10 * few

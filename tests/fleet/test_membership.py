@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from semel.fleet.membership import Membership
 from semel.fleet.stream import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink
+from tests.fleet.workers import several
 from tests.waiting import until
 from tests.wire.examples import KEY, digest_of
-from tests.worker.pairing import Rig, expected, feature, prompt, rig
+from tests.worker.pairing import Rig, expected, feature, prompt
 
 PAUSE_S = 0.05
 
@@ -76,11 +77,7 @@ async def frontend() -> AsyncIterator[Frontend]:
 
 @pytest.fixture
 async def rigs(tmp_path: Path) -> AsyncIterator[list[Rig]]:
-    async with AsyncExitStack() as stack:
-        made = []
-        for name in "ab":
-            (tmp_path / name).mkdir(mode=0o700)
-            made.append(await stack.enter_async_context(rig(tmp_path / name, frontends=0, pause_s=PAUSE_S)))
+    async with several(tmp_path, frontends=0, pause_s=PAUSE_S) as made:
         yield made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,19 +12,15 @@ import pytest
 from semel.fleet.fleet import Fleet
 from semel.fleet.pending import PendingRequests
 from semel.ledger import Holders
+from tests.fleet.workers import several
 from tests.wire.examples import digest_of
-from tests.worker.pairing import rig
 from tools.fleet.linear import Candidate, choose
 
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     """Two workers, which hold nothing and do nothing."""
-    async with AsyncExitStack() as stack:
-        rigs = []
-        for name in "ab":
-            (tmp_path / name).mkdir(mode=0o700)
-            rigs.append(await stack.enter_async_context(rig(tmp_path / name)))
+    async with several(tmp_path) as rigs:
         yield Fleet([one.frontends[0].worker for one in rigs])
 
 

@@ -82,7 +82,7 @@ class Play:
 
     def begin_answer(self) -> None:
         if self.under_way:
-            self.quarantine.begin_answer(self.draw.choice(self.under_way))
+            self.quarantine.release_engine(self.draw.choice(self.under_way))
 
     def finish(self) -> None:
         if (suspect := self.take()) is not None:
@@ -171,7 +171,7 @@ def test_an_engine_that_a_lone_suspect_killed_is_no_second_strike_for_others(ord
     both = under_way_when_a_died(quarantine)
     quarantine.submit(both[0], engine("b"), isolated=True)
     assert not quarantine.may_retry_isolated(both[1], "b")
-    quarantine.begin_answer(both[0])
+    quarantine.release_engine(both[0])
     quarantine.submit(both[1], engine("b"), isolated=True)
     for number in order:
         quarantine.die(both[number])

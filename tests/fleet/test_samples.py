@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semel.fleet.fleet import Fleet
-from semel.fleet.samples import fleet_samples
+from semel.fleet.fleet import Fleet, fleet_samples
 from semel.telemetry.metrics import WORKERS
 from tests.waiting import until
 from tests.worker.pairing import rig

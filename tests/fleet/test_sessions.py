@@ -17,8 +17,8 @@ import pytest
 
 from semel.core import Digest, Feature, Submission
 from semel.errors import ProtocolError
-from semel.fleet.failover import Failover
 from semel.fleet.fleet import Fleet
+from semel.fleet.retry_policy import RetryPolicy
 from semel.fleet.stream import BufferedAnswer, RemoteStream
 from semel.fleet.worker import RemoteWorker
 from semel.lab.testing.engine import EchoEngine, EchoStream
@@ -73,7 +73,7 @@ class NewestSession(LateReader):
     """The wrong implementation: it asks the link, and not the ledger, which session there is."""
 
     async def submit(
-        self, submission: Submission, make: MakeFeature, *, watcher: Failover | None = None
+        self, submission: Submission, make: MakeFeature, *, watcher: RetryPolicy | None = None
     ) -> RemoteStream:
         attempt = self._link._attempt
         if attempt is not None:
@@ -209,13 +209,11 @@ async def orphans(folder: Path, kind: type[LateReader], times: int) -> tuple[int
     return found, len(lost)
 
 
-async def test_with_a_session_replaced_at_the_worst_moment_no_request_generates_for_nobody(tmp_path: Path) -> None:
-    assert await orphans(tmp_path, LateReader, 30) == (0, 0)
-
-
-@pytest.mark.slow
-async def test_with_a_session_replaced_1000_times_no_request_generates_for_nobody(tmp_path: Path) -> None:
-    assert await orphans(tmp_path, LateReader, 1_000) == (0, 0)
+@pytest.mark.parametrize("times", [30, pytest.param(1_000, marks=pytest.mark.slow)])
+async def test_with_a_session_replaced_at_the_worst_moment_no_request_generates_for_nobody(
+    tmp_path: Path, times: int
+) -> None:
+    assert await orphans(tmp_path, LateReader, times) == (0, 0)
 
 
 async def test_a_mutant_that_submits_into_the_newest_session_leaves_requests_that_nobody_reads(tmp_path: Path) -> None:

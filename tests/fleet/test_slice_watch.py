@@ -26,8 +26,9 @@ from semel.fleet.slice_watch import ApiError, Expired, SliceSource
 from semel.lab.testing.kubernetes import Pod, SliceServer, slice_of
 from semel.settings.environment import kubernetes_api as api_of_cluster
 from tests.fleet.test_membership import PAUSE_S, Frontend, connect, tokens
+from tests.fleet.workers import several
 from tests.waiting import until
-from tests.worker.pairing import expected, rig
+from tests.worker.pairing import expected
 
 SERVICE = ServicePort("semel", "workers", "wire")
 VERSIONS = ("1.29", "1.34", "1.37")
@@ -347,11 +348,8 @@ async def test_the_server_is_known_by_its_certificate(tmp_path: Path) -> None:
 
 async def test_a_pod_that_ends_answers_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
     """All the way: a slice, the source, the directory, the fleet, and real workers over sockets."""
-    for name in "ab":
-        (tmp_path / name).mkdir(mode=0o700)
     async with (
-        rig(tmp_path / "a", frontends=0, pause_s=PAUSE_S) as a,
-        rig(tmp_path / "b", frontends=0, pause_s=PAUSE_S) as b,
+        several(tmp_path, frontends=0, pause_s=PAUSE_S) as (a, b),
         running(tmp_path, slice_of("s-1", [pod(1)])) as rig_,
         rig_.watching(),
     ):

@@ -6,10 +6,8 @@ import asyncio
 import gc
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,19 +26,18 @@ from semel.errors import (
     WorkerLost,
     told_kinds,
 )
-from semel.fleet.ejection import EjectionLimits
-from semel.fleet.failover import FleetHealth, is_worker_fault
 from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
+from semel.fleet.retry_policy import is_worker_fault
 from semel.fleet.stream import BufferedAnswer, RemoteStream, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.lab.testing.engine import EngineFault
-from semel.telemetry import Meter
 from semel.wire.messages import Need, Status
 from tests.fleet.test_membership import connect
+from tests.fleet.workers import Workers, several
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, digest_of
-from tests.worker.pairing import Rig, expected, feature, prompt, rig
+from tests.worker.pairing import expected, prompt
 
 
 class Sender:
@@ -65,90 +62,29 @@ class Remembering(RemoteStream):
 KINDS = (StreamedAnswer, BufferedAnswer)
 
 
-@dataclass
-class Three:
-    """Three workers, one frontend, and a clock that stands still."""
-
-    rigs: list[Rig]
-    now: float = 0.0
-    meter: Meter = field(default_factory=Meter)
-    numbers: Iterator[int] = field(default_factory=count)
-
-    def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self, eject_after: int = 3) -> None:
-        health = FleetHealth(EjectionLimits(eject_after), meter=self.meter, now=lambda: self.now)
-        self.fleet = Fleet([one.frontends[0].worker for one in self.rigs], health=health)
-
-    def rig_of(self, worker: RemoteWorker) -> Rig:
-        (found,) = [one for one in self.rigs if one.frontends[0].worker is worker]
-        return found
-
-    async def submit(
-        self,
-        worker: RemoteWorker | None = None,
-        kind: type[StreamedAnswer] = StreamedAnswer,
-        number: int = 1,
-        sampling: Mapping[str, object] | None = None,
-    ) -> StreamedAnswer:
-        async def make(_: Digest) -> Feature:
-            return feature(number)
-
-        worker = worker or self.fleet.choose([digest_of(number)])
-        submission = Submission(f"r{next(self.numbers)}", prompt([number]), {}, sampling or {})
-        return await self.fleet.submit(worker, submission, make, kind)
-
-    async def ask(
-        self,
-        worker: RemoteWorker | None = None,
-        kind: type[StreamedAnswer] = StreamedAnswer,
-        number: int = 1,
-        sampling: Mapping[str, object] | None = None,
-    ) -> tuple[int, ...]:
-        async with asyncio.timeout(10):
-            stream = await self.submit(worker, kind, number, sampling)
-            try:
-                return tuple([token async for output in stream for token in output.token_ids])
-            finally:
-                await stream.close()
-
-    def metric(self, name: str) -> float:
-        families = self.meter.registry.collect()
-        return sum(one.value for family in families for one in family.samples if one.name == name)
-
-    @property
-    def ejected(self) -> list[RemoteWorker]:
-        return [worker for worker in self.fleet.workers if self.fleet.is_ejected(worker)]
-
-
 @pytest.fixture
-async def three(tmp_path: Path) -> AsyncIterator[Three]:
-    async with AsyncExitStack() as stack:
-        rigs = []
-        for name in "abc":
-            (tmp_path / name).mkdir(mode=0o700)
-            rigs.append(await stack.enter_async_context(rig(tmp_path / name)))
-        yield Three(rigs)
+async def three(tmp_path: Path) -> AsyncIterator[Workers]:
+    async with several(tmp_path, "abc") as rigs:
+        yield Workers(rigs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["submission", "first_token"])
 async def test_a_request_that_fails_before_its_first_token_is_answered_by_another_worker(
-    three: Three, fault: EngineFault, kind: type[StreamedAnswer]
+    three: Workers, fault: EngineFault, kind: type[StreamedAnswer]
 ) -> None:
     """Control: to the worker by itself, which is what everybody got before, the same request is an error."""
     bad = three.fleet.workers[0]
     three.rig_of(bad).engine.fault = fault
     with pytest.raises(EngineFailed):
         await three.rig_of(bad).frontends[0].ask(1)
-    queries = sum(one.frontends[0].metric("semel_mm_cache_queries_total") for one in three.rigs)
+    queries = three.queries
     assert await three.ask(bad, kind) == expected([1])
-    assert sum(one.frontends[0].metric("semel_mm_cache_queries_total") for one in three.rigs) == queries + 1, "D8"
+    assert three.queries == queries + 1, "D8"
     assert three.metric("semel_failovers_total") == 1
 
 
-async def test_a_stream_that_has_begun_ends_with_the_error_and_a_whole_answer_begins_anew(three: Three) -> None:
+async def test_a_stream_that_has_begun_ends_with_the_error_and_a_whole_answer_begins_anew(three: Workers) -> None:
     bad = three.fleet.workers[0]
     three.rig_of(bad).engine.fault = "second_token"
     with pytest.raises(EngineFailed):
@@ -156,12 +92,12 @@ async def test_a_stream_that_has_begun_ends_with_the_error_and_a_whole_answer_be
     assert await three.ask(bad, BufferedAnswer) == expected([1])
 
 
-async def test_three_failures_in_a_row_eject_a_worker_and_a_trial_brings_it_back(three: Three) -> None:
+async def test_three_failures_in_a_row_eject_a_worker_and_a_trial_brings_it_back(three: Workers) -> None:
     bad = three.fleet.workers[0]
     engine = three.rig_of(bad).engine
     engine.fault = "first_token"
     for _ in range(3):
-        assert bad in three.fleet.available
+        assert bad in three.available
         assert await three.ask(bad) == expected([1])
     assert three.ejected == [bad]
     assert three.metric("semel_worker_ejections_total") == 1
@@ -170,10 +106,10 @@ async def test_three_failures_in_a_row_eject_a_worker_and_a_trial_brings_it_back
         await three.ask(number=number)
     assert engine.submissions == before, "nobody is sent there"
     three.now = 10.0
-    assert bad in three.fleet.available
+    assert bad in three.available
     assert await three.ask(bad) == expected([1]), "a trial that fails goes elsewhere too"
     three.now = 29.9
-    assert bad not in three.fleet.available, "20 s this time"
+    assert bad not in three.available, "20 s this time"
     three.now, engine.fault = 30.0, None
     assert await three.ask(bad) == expected([1])
     assert three.ejected == []
@@ -183,7 +119,7 @@ async def test_three_failures_in_a_row_eject_a_worker_and_a_trial_brings_it_back
     ("sampling", "error"), [({"refuse": True}, RequestError), ({"fail": "first_token"}, EngineFailed)]
 )
 async def test_a_client_cannot_have_workers_ejected(
-    three: Three, sampling: dict[str, object], error: type[SemelError]
+    three: Workers, sampling: dict[str, object], error: type[SemelError]
 ) -> None:
     """A request that is refused, and one that every engine fails on. Control: a request that one worker fails on."""
     for _ in range(30):
@@ -198,7 +134,7 @@ async def test_a_client_cannot_have_workers_ejected(
     assert three.ejected == [bad]
 
 
-async def test_a_worker_that_is_lost_before_the_first_token_has_failed(three: Three) -> None:
+async def test_a_worker_that_is_lost_before_the_first_token_has_failed(three: Workers) -> None:
     lost = three.fleet.workers[0]
     one = three.rig_of(lost)
     one.engine.pause_s = 0.2
@@ -221,11 +157,7 @@ async def test_what_we_fail_on_of_one_worker_ends_its_session_and_nobody_elses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finding 20. Control: the exception left `run`, and the task group of all links ended with it."""
-    async with AsyncExitStack() as stack:
-        rigs = []
-        for name in "ab":
-            (tmp_path / name).mkdir(mode=0o700)
-            rigs.append(await stack.enter_async_context(rig(tmp_path / name, frontends=0)))
+    async with several(tmp_path, frontends=0) as rigs, AsyncExitStack() as stack:
         fleet = Fleet()
         members = Membership(fleet, connect)
         stack.push_async_callback(members.close)
@@ -260,7 +192,7 @@ async def test_what_we_fail_on_of_one_worker_ends_its_session_and_nobody_elses(
         assert "KeyError" in caplog.text
 
 
-async def test_features_for_a_request_without_items_break_the_protocol(three: Three) -> None:
+async def test_features_for_a_request_without_items_break_the_protocol(three: Workers) -> None:
     """It is not in the ledger, which would keep what is needed for it for the whole session."""
     worker = next(iter(three.fleet.workers))
     worker._streams["r"] = cast("RemoteStream", SimpleNamespace(items=Counter[object]()))

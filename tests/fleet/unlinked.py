@@ -33,4 +33,4 @@ class UnlinkedWorker(RemoteWorker):
 
     def set_load(self, load: int) -> None:
         self._others = load
-        self._on_load()
+        self.on_load()

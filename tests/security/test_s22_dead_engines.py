@@ -23,10 +23,10 @@ import pytest
 
 from semel.core import Digest, Feature, Submission
 from semel.errors import NotReady, RequestQuarantined, ServiceError, WorkerLost
-from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
 from semel.fleet.quarantine import EngineRun, Quarantine
+from semel.fleet.retry_policy import FleetHealth, RetryPolicy
 from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.telemetry import Meter
 from tests.fleet.test_membership import connect
@@ -213,7 +213,7 @@ async def test_a_request_on_which_engines_hang_ends_at_most_two(tmp_path: Path) 
         assert any("engine_hung" in worker.reason for worker in three.fleet.workers)
 
 
-class Counting(Failover):
+class Counting(RetryPolicy):
     """Counts the requests that are at their second engine and have no output yet, by worker."""
 
     at_once: ClassVar[Counter[str]] = Counter()
@@ -242,7 +242,7 @@ class AllAtOnce(Counting):
 async def test_suspects_go_to_an_engine_one_at_a_time(tmp_path: Path, kind: type[Counting], most: int) -> None:
     Counting.at_once, Counting.most = Counter(), 0
     async with three_workers(tmp_path, pause_s=0.1) as three:
-        with patch("semel.fleet.fleet.Failover", kind), always_the_first(three.fleet):
+        with patch("semel.fleet.fleet.RetryPolicy", kind), always_the_first(three.fleet):
             asking = [asyncio.create_task(three.ask(number)) for number in range(40, 46)]
             chosen = three.fleet.serving[0]  # the first that connected, whichever that is
             await until(lambda: len(chosen._streams) == 6)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,18 +21,17 @@ from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.engine.vllm.requests.stream import VllmStream
 from semel.errors import Busy, EngineFailed, InvalidRequest, RequestError, SemelError
 from semel.fleet.ejection import Attempt
-from semel.fleet.failover import Failover, FleetHealth, is_worker_fault
 from semel.fleet.fleet import Fleet
 from semel.fleet.quarantine import Content, EngineRun
+from semel.fleet.retry_policy import FleetHealth, RetryPolicy, is_worker_fault
 from semel.fleet.stream import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.render import ChatRenderer
-from tests.fleet.test_worker_faults import Three
+from tests.fleet.workers import Workers, several
 from tests.frontend.rig import Rig, rig
 from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing
 from tests.worker.pairing import expected, feature, prompt
-from tests.worker.pairing import rig as worker_rig
 
 __all__ = ["folder", "parts_renderer"]
 
@@ -77,7 +75,7 @@ def mean_out(
         available = [worker for worker in WORKERS if worker not in out]
         worker = min(available, key=lambda one: (health.load(one), (WORKERS.index(one) - turns) % len(WORKERS)))
         turns += 1
-        request = Failover(health, lambda _: True, Content(tenant, turns), is_whole=False)
+        request = RetryPolicy(health, lambda _: True, Content(tenant, turns), is_whole=False)
         request.begin(EngineRun(worker, 1))
         request.on_output()
         if tenant == "mallory":
@@ -148,7 +146,7 @@ def test_trials_that_a_tenant_has_fail_do_not_double_the_time() -> None:
         assert max(waits) == longest_s
 
 
-class TwoTenants(Three):
+class TwoTenants(Workers):
     """Real workers and sockets, and requests of tenants."""
 
     async def send(self, tenant: str, worker: RemoteWorker, **sampling: object) -> tuple[int, ...]:
@@ -166,11 +164,7 @@ class TwoTenants(Three):
 
 @pytest.fixture
 async def two(tmp_path: Path) -> AsyncIterator[TwoTenants]:
-    async with AsyncExitStack() as stack:
-        rigs = []
-        for name in "ab":
-            (tmp_path / name).mkdir(mode=0o700)
-            rigs.append(await stack.enter_async_context(worker_rig(tmp_path / name)))
+    async with several(tmp_path) as rigs:
         yield TwoTenants(rigs)
 
 

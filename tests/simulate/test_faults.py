@@ -103,7 +103,7 @@ def unsettled_end(worker: RemoteWorker, stream: Any) -> None:
     """Nor is it when it has ended."""
     if worker._streams.pop(stream.request_id, None) is not None:
         worker._unanswered.discard(stream.request_id)
-        worker._on_load()
+        worker.on_load()
         if not worker._streams:
             worker._idle.set()
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from semel.core import Digest
 from semel.fleet.balance import Balance
 from semel.fleet.ejection import EjectionLimits
-from semel.fleet.failover import FleetHealth
 from semel.fleet.ranking import Ranking, numbers_in
+from semel.fleet.retry_policy import FleetHealth
 from semel.lab.simulate.batches import Kernel
 from semel.lab.simulate.view import FleetView, FrontendView, QuickRanking, SharedRanking, name_of, number_of
 from semel.lab.simulate.workload import digest_of

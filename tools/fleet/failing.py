@@ -21,9 +21,9 @@ import httpx
 
 from semel.cache import LruCache
 from semel.fleet.ejection import EjectionLimits
-from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
+from semel.fleet.retry_policy import FleetHealth
 from semel.frontend.app import create_app
 from semel.frontend.service import FrontendState, ServedModel
 from semel.lab.testing.engine import EngineFault
@@ -84,8 +84,8 @@ def rule(name: str, meter: Meter) -> Iterator[Fleet]:
     fleet = Fleet(health=FleetHealth(EjectionLimits(3 if name == "shipped" else 0), meter=meter))
     with contextlib.ExitStack() as stack:
         if name == "before":
-            stack.enter_context(patch("semel.fleet.failover.FleetHealth.load", return_value=0))
-            stack.enter_context(patch("semel.fleet.failover.Failover.is_resumable", return_value=False))
+            stack.enter_context(patch("semel.fleet.retry_policy.FleetHealth.load", return_value=0))
+            stack.enter_context(patch("semel.fleet.retry_policy.RetryPolicy.is_resumable", return_value=False))
         yield fleet
 
 

@@ -302,7 +302,7 @@ async def _survived(target: Target) -> bool:
 
 def tell_ejections() -> None:
     """Print how many of four workers failing streams eject: by semel's own rules, under a virtual clock."""
-    from semel.fleet.failover import FleetHealth
+    from semel.fleet.retry_policy import FleetHealth
     from tests.security.test_s31_failures import FAILED, KnowsNoTenants, mean_out
 
     logging.disable(logging.WARNING)  # each ejection is a line

@@ -203,10 +203,9 @@ class _Parts:
     async def link(self, stack: contextlib.AsyncExitStack) -> tuple[Fleet, Callable[[], Coroutine[None, None, None]]]:
         """Connect to every worker, until the stack is left; and a call that keeps to the roster from then on."""
         from semel.fleet.discovery import WorkerDirectory
-        from semel.fleet.failover import FleetHealth
-        from semel.fleet.fleet import Fleet
+        from semel.fleet.fleet import Fleet, fleet_samples
         from semel.fleet.membership import Membership
-        from semel.fleet.samples import fleet_samples
+        from semel.fleet.retry_policy import FleetHealth
 
         fleet = Fleet(
             health=FleetHealth(self.settings.ejection, meter=self.meter), cell=self.settings.serving.cell.name

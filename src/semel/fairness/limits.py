@@ -24,17 +24,12 @@ _K = TypeVar("_K", bound=Hashable)
 class Permit:
     """The right to use one slot; it lasts while it has a holder. Made by `KeyedLimit.permit`."""
 
-    __slots__ = ("_end", "_holders", "_is_over")
+    __slots__ = ("_end", "_holders", "is_over")
 
     def __init__(self, end: Callable[[], None]) -> None:
         self._end = end
         self._holders = 0
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the slot is released."""
-        return self._is_over
+        self.is_over = False  # the slot is released
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -52,7 +47,7 @@ class Permit:
     def __exit__(self, *_: object) -> None:
         self._holders -= 1
         if not self._holders:
-            self._is_over = True
+            self.is_over = True
             self._end()
 
 

@@ -31,11 +31,8 @@ __all__ = ["FairQueue", "WaitingTenant"]
 
 _T = TypeVar("_T", bound=Hashable)
 
-_ABOUT_S: Final = 600.0
-"""How long after its last item a tenant is thought to come back."""
-
-_VOID_ENTRIES: Final = 64
-"""Entries that the heap may have on top of two for each tenant, before the void ones are dropped."""
+_ABOUT_S: Final = 600.0  # after its last item a tenant is thought to come back
+_VOID_ENTRIES: Final = 64  # that the heap may have on top of two for each tenant, before the void ones are dropped
 
 
 class WaitingTenant(Generic[_T]):
@@ -45,23 +42,18 @@ class WaitingTenant(Generic[_T]):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.used: float = 0
-        """The counter. It only grows."""
-        self.running = 0
-        """What it has of that for which its items wait. Its user counts it."""
-        self.items: OrderedDict[_T, Hashable] = OrderedDict()
-        """What waits, in the order of arrival, and the group of each."""
+        self.used: float = 0  # the counter; it only grows
+        self.running = 0  # of its items that have their turn; the queue's user counts them
+        self.items: OrderedDict[_T, Hashable] = OrderedDict()  # in the order of arrival, with the group of each
         self._groups: dict[Hashable, tuple[tuple[int, int, Hashable], OrderedDict[_T, None]]] = {}
-        self._order: list[tuple[int, int, Hashable]] = []
-        """The groups by priority, and in the order of their turns."""
+        self._order: list[tuple[int, int, Hashable]] = []  # the groups by priority, and in the order of their turns
         self._rank = 0
         self._seen_s = 0.0
-        self._entry: tuple[float, int, WaitingTenant[_T]] | None = None
-        """The entry in the heap that counts, as it was or as it is."""
+        self._entry: tuple[float, int, WaitingTenant[_T]] | None = None  # the one in the heap that counts
 
     @property
     def next_item(self) -> _T:
-        """Its item that is next; it must have one."""
+        """The item that is next; there must be one."""
         return next(iter(self._groups[self._order[0][2]][1]))
 
     def _add(self, item: _T, group: Hashable, priority: int, number: int) -> None:
@@ -95,39 +87,37 @@ class WaitingTenant(Generic[_T]):
 
 
 class FairQueue(Generic[_T]):
-    """What waits, each thing at most once."""
+    """Items that wait, each at most once."""
 
     def __init__(self, max_items: int = sys.maxsize, now: Callable[[], float] = time.monotonic) -> None:
         self.places = Shares(max_items)
-        """The items of each tenant that waits."""
+        """The number of items of each tenant that waits."""
         self._now = now
         self._numbers = 0
-        self._tenants: dict[str, WaitingTenant[_T]] = {}
-        """Those that are about, in the order in which they asked last."""
+        self._tenants: dict[str, WaitingTenant[_T]] = {}  # in the order in which they asked last
+        # An entry of each tenant that waits, and of some that do not any more; and void ones.
         self._heap: list[tuple[float, int, WaitingTenant[_T]]] = []
-        """An entry of each tenant that waits, and of some that do not any more; and void ones."""
-        self._last: WaitingTenant[_T] | None = None
-        """Whose turn it was."""
+        self._last: WaitingTenant[_T] | None = None  # it had the last turn
 
     def __len__(self) -> int:
         return self.places.total
 
     def __iter__(self) -> Iterator[_T]:
-        """All that waits, tenant by tenant."""
+        """Yield all that waits, tenant by tenant."""
         return (item for tenant in self._tenants.values() for item in tenant.items)
 
     @property
     def is_full(self) -> bool:
-        """Whether all places are taken."""
+        """Return whether all places are taken."""
         return not self.places.fits(1)
 
     @property
     def about(self) -> int:
-        """How many tenants have something, or have asked within ten minutes."""
+        """The number of tenants that have something, or have asked within ten minutes."""
         return len(self._tenants)
 
     def yielding(self, tenant: str) -> _T | None:
-        """Which item has to yield its place in a full queue to one of this tenant; None if the tenant has its share."""
+        """Return the item that yields its place in a full queue to one of this tenant; None if it has its share."""
         debtor = self.places.debtor(tenant, 1)
         return None if debtor is None else next(reversed(self._tenants[debtor].items))
 
@@ -146,7 +136,7 @@ class FairQueue(Generic[_T]):
         return tenant
 
     def first(self) -> WaitingTenant[_T] | None:
-        """The tenant whose turn it is: it has an item, and the first entry is as it should be."""
+        """Return the tenant whose turn it is: it has an item, and the first entry is as it should be."""
         heap = self._heap
         while heap:
             entry = heap[0]
@@ -175,7 +165,7 @@ class FairQueue(Generic[_T]):
             self._list(tenant)
 
     def next_for(self, slots: int) -> WaitingTenant[_T] | None:
-        """Whose turn it is at one of so many slots: while others are about, a tenant runs at most all of them but one.
+        """Return the tenant whose turn it is at one of `slots`: while others are about, none has the last of them too.
 
         An expensive item keeps its slot, and nothing is preempted (threats S29).
         """
@@ -186,7 +176,7 @@ class FairQueue(Generic[_T]):
         return tenant
 
     def take(self, tenant: WaitingTenant[_T]) -> _T:
-        """The next item of a tenant that has one; its turn, and that of its group, is over."""
+        """Take the next item of a tenant that has one; its turn, and that of its group, is over."""
         self._numbers += 1
         self._last, tenant._rank = tenant, self._numbers
         self.places.change(tenant.name, -1)

@@ -18,18 +18,18 @@ class RecentTenants:
     __slots__ = ("_last", "_other", "_within")
 
     def __init__(self, within: float = 600.0) -> None:
-        """`within` is how long a tenant is thought to come back, in the unit of the clock."""
+        """Expect a tenant to come back `within` so much time, in the unit of the clock."""
         self._within = within
         self._last: _Seen | None = None
         self._other: _Seen | None = None
 
     def see(self, tenant: str, now: float) -> None:
-        """A tenant asks."""
+        """Note that a tenant asks."""
         if self._last is not None and self._last.tenant != tenant:
             self._other = self._last
         self._last = _Seen(tenant, now)
 
     def is_alone(self, tenant: str, now: float) -> bool:
-        """Whether no other tenant has asked lately."""
+        """Return whether no other tenant has asked lately."""
         other = self._other if self._last is not None and self._last.tenant == tenant else self._last
         return other is None or now - other.at > self._within

@@ -1,6 +1,6 @@
-"""When whoever was refused for want of a place should come again. Pure: the clock is passed in.
+"""Times after which refused requests should come again (`Retry-After`). Pure: the clock is passed in.
 
-Those who were refused are thought of as a queue before the places: each is told when its turn would be, at the rate at
+Those who were refused are thought of as a queue before the places: each gets the time of its turn, at the rate at
 which places have become free since somebody was refused. So they come back as fast as they can be served, and later
 the more of them there are. Each tenant has a queue of its own: one that is refused often does not make another wait.
 """
@@ -14,12 +14,9 @@ from typing import Final
 
 __all__ = ["RetryQueue"]
 
-_SEEN: Final = 64
-"""Places that became free last, by which the rate is known."""
-
+_SEEN: Final = 64  # places that became free last, by which the rate is known
 _MIN_S: Final = 1.0
-_MAX_S: Final = 30.0
-"""Bounds of what is told: a client that comes back later than that has given up."""
+_MAX_S: Final = 30.0  # a client that would come back later has given up
 
 
 class RetryQueue:
@@ -31,15 +28,14 @@ class RetryQueue:
         self._now = now
         self._freed: deque[float] = deque(maxlen=_SEEN)
         self._due: dict[str, float] = {}
-        self._last = float("-inf")
-        """When somebody was refused last."""
+        self._last = float("-inf")  # time of the last refusal
 
     def free(self) -> None:
-        """A place has become free."""
+        """Note that a place has become free."""
         self._freed.append(self._now())
 
     def after_s(self, tenant: str) -> float:
-        """In how many seconds the next one of a tenant should come, who is refused now."""
+        """Return in how many seconds a tenant's request should come again that is refused now."""
         now = self._now()
         if now - self._last > _MAX_S:  # there was room meanwhile: how fast it became free tells nothing
             self._freed.clear()

@@ -19,42 +19,41 @@ _C = TypeVar("_C")
 
 
 class Shares:
-    """How much of a capacity each tenant has. The sum never exceeds the capacity."""
+    """The amounts of a capacity that tenants have. The sum never exceeds the capacity."""
 
     __slots__ = ("_amounts", "capacity", "total")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.total = 0
-        """What all tenants have."""
         self._amounts: dict[str, int] = {}
 
     def __getitem__(self, tenant: str) -> int:
-        """What a tenant has."""
+        """Return the amount that a tenant has."""
         return self._amounts.get(tenant, 0)
 
     def __iter__(self) -> Iterator[str]:
-        """The tenants that have some."""
+        """Yield the tenants that have some."""
         return iter(self._amounts)
 
     def __len__(self) -> int:
-        """How many tenants have some."""
+        """Count the tenants that have some."""
         return len(self._amounts)
 
     def __repr__(self) -> str:
         return f"Shares({self.total:,} of {self.capacity:,}, {len(self):,} tenants)"
 
     def fits(self, amount: int) -> bool:
-        """Whether so much is free."""
+        """Return whether so much is free."""
         return self.total + amount <= self.capacity
 
     def share(self, tenant: str) -> int:
-        """What a tenant is entitled to now: the capacity, divided by it and all others that have some."""
+        """Return what a tenant is entitled to now: the capacity, divided by it and all others that have some."""
         others = len(self._amounts) - (tenant in self._amounts)
         return self.capacity // (others + 1)
 
     def debtor(self, tenant: str, amount: int) -> str | None:
-        """Who has to yield, so that a tenant can have `amount` more: whoever has the most, if more than its share.
+        """Return who has to yield, so that a tenant can have `amount` more: the one that has most, if over its share.
 
         None if it fits, or if the tenant itself would then have more than its share. In that case it has to wait.
         Looks at every tenant that has some; call it when there is no room.
@@ -64,7 +63,7 @@ class Shares:
         return max((other for other in self._amounts if other != tenant), key=self._amounts.__getitem__, default=None)
 
     def change(self, tenant: str, by: int) -> None:
-        """A tenant has so much more, which has to fit, or less."""
+        """Change the amount of a tenant. It has to fit."""
         amount, total = self._amounts.get(tenant, 0) + by, self.total + by
         assert by <= 0 or total <= self.capacity, "more than there is"
         assert amount >= 0, "more than it has"
@@ -82,8 +81,7 @@ class Claims(Generic[_C]):
 
     def __init__(self, capacity: int) -> None:
         self.shares = Shares(capacity)
-        self._revocable: dict[str, dict[_C, int]] = {}
-        """By tenant: the claims that can be called back, in the order of their age, and what each has."""
+        self._revocable: dict[str, dict[_C, int]] = {}  # amounts by tenant and claim, in the order of their age
 
     def offer(self, tenant: str, claim: _C, amount: int) -> None:
         """Let a claim be called back, which has so much. With 0 it cannot be called back any more."""
@@ -95,7 +93,7 @@ class Claims(Generic[_C]):
                 del self._revocable[tenant]
 
     def to_revoke(self, tenant: str, amount: int) -> Sequence[_C] | None:
-        """The claims that have to be called back so that a tenant can have `amount` more; None if it cannot have it."""
+        """Return the claims to call back so that a tenant can have `amount` more; None if it cannot have it."""
         shares = self.shares
         if shares.fits(amount):
             return ()

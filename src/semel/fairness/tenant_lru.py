@@ -1,4 +1,4 @@
-"""LRU eviction with shares: which entry of a cache goes when another needs its room. Pure: the clock is passed in.
+"""LRU eviction with shares of tenants. Pure: the clock is passed in.
 
 The entries of one tenant go in the order of their use, least recent first. Whose go, while a tenant needs room:
 
@@ -6,7 +6,7 @@ The entries of one tenant go in the order of their use, least recent first. Whos
 2. else those of the tenant that has the most, if that is more than an equal share and more than the tenant would have;
 3. else its own.
 
-So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and whoever
+So a tenant has everything while it is alone, loses nothing to others while it has no more than its share, and one that
 floods a cache evicts its own entries. What could not be stored in the end evicts nothing.
 """
 
@@ -50,8 +50,7 @@ class TenantLru(Generic[_K]):
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic, *, idle_s: float = IDLE_S) -> None:
         self._clock = clock
         self._idle_s = idle_s
-        self.shares = Shares(capacity)
-        """The bytes that tenants have."""
+        self.shares = Shares(capacity)  # bytes
         self._lines: dict[str, _Line[_K]] = {}  # of the tenants that have bytes
 
     def __repr__(self) -> str:
@@ -63,38 +62,38 @@ class TenantLru(Generic[_K]):
         self.shares.capacity = capacity
 
     def charge(self, tenant: str, nbytes: int) -> None:
-        """A tenant has so many bytes more, which have to be free."""
+        """Give a tenant so many bytes more, which have to be free."""
         self.shares.change(tenant, nbytes)
         if (line := self._lines.get(tenant)) is None:
             line = self._lines[tenant] = _Line()
         line.used_s = self._clock()
 
     def release(self, tenant: str, nbytes: int) -> None:
-        """A tenant has so many bytes less."""
+        """Take so many bytes from a tenant."""
         self.shares.change(tenant, -nbytes)
         if not self.shares[tenant]:
             del self._lines[tenant]
 
     def add(self, tenant: str, key: _K) -> None:
-        """An entry can be evicted, as the most recently used of its tenant."""
+        """Let an entry be evicted, as the most recently used of its tenant."""
         self._lines[tenant].keys[key] = None
 
     def use(self, tenant: str, key: _K) -> None:
-        """A tenant uses an entry that can be evicted, which becomes its most recently used."""
+        """Note the use of an entry that can be evicted: it becomes its tenant's most recently used."""
         line = self._lines[tenant]
         line.used_s = self._clock()
         line.keys.move_to_end(key)
 
     def touch(self, tenant: str) -> None:
-        """A tenant uses an entry that cannot be evicted."""
+        """Note the use of an entry that cannot be evicted."""
         self._lines[tenant].used_s = self._clock()
 
     def remove(self, tenant: str, key: _K) -> None:
-        """An entry cannot be evicted, because it is in use or gone."""
+        """Let an entry not be evicted, because it is in use or gone."""
         self._lines[tenant].keys.pop(key, None)
 
     def can_have(self, tenant: str, nbytes: int) -> bool:
-        """Whether so many bytes become free for a tenant, once everybody has yielded what it has to."""
+        """Return whether so many bytes become free for a tenant, once everybody has yielded what it has to."""
         if nbytes <= self.shares.share(tenant):
             return True
         since_s = self._clock() - self._idle_s
@@ -103,7 +102,7 @@ class TenantLru(Generic[_K]):
         return nbytes + sum(min(amount, nbytes) for amount in others) <= self.shares.capacity
 
     def victims(self, tenant: str, nbytes: int) -> Iterator[_K]:
-        """The entries that go, one by one, until a tenant can have so many bytes.
+        """Yield the entries that go, one by one, until a tenant can have so many bytes.
 
         A caller that takes one of them has removed it by the time it takes the next.
         """
@@ -130,7 +129,7 @@ class TenantLru(Generic[_K]):
                 return
 
     def protected(self, tenant: str, nbytes: int) -> Iterator[_K]:
-        """The entries that do not go, whatever else a tenant needs so many bytes for."""
+        """Yield the entries that do not go, whatever else a tenant needs so many bytes for."""
         limit, since_s = max(nbytes, self.shares.share(tenant)), self._clock() - self._idle_s
         for other, line in self._lines.items():
             if other != tenant and line.used_s >= since_s and self.shares[other] <= limit:
@@ -141,7 +140,7 @@ class TenantLru(Generic[_K]):
         return len(self._lines) > (tenant in self._lines)
 
     def _idle_lines(self, tenant: str) -> list[_Line[_K]]:
-        """The lines of other tenants that are entitled to nothing, those that were used longest ago first."""
+        """Return the lines of other tenants that are entitled to nothing, least recently used first."""
         since_s = self._clock() - self._idle_s
         idle = [line for other, line in self._lines.items() if other != tenant and line.used_s < since_s]
         return sorted(idle, key=lambda line: line.used_s)

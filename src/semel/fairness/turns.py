@@ -23,52 +23,45 @@ from semel.fairness.shares import Shares
 
 __all__ = ["EngineWindow", "Turn", "Turns"]
 
-_UNKNOWN_STEPS: Final = 2
-"""Steps that an engine has begun before the output of a step is seen: it plans a step while another one runs."""
-
-_AT_HAND: Final = 2
-"""Requests of a tenant that may be ahead of the engine whatever their length: one is computed, one is next."""
+_UNKNOWN_STEPS: Final = 2  # that an engine begins before a step's output is seen: it plans one while another runs
+_AT_HAND: Final = 2  # requests of a tenant ahead of the engine whatever their length: one is computed, one is next
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWindow:
-    """What an engine takes at a time, as it is configured."""
+    """The capacity of an engine, as it is configured: sequences at a time, tokens in a step.
+
+    Over `max_sequences` that wait or run, or `max_prompt_tokens` that have not begun, requests are refused.
+    """
 
     sequences: int
-    """That it runs at a time."""
-
     step_tokens: int
-    """That it computes in one step."""
-
     max_sequences: int | None = None
-    """Waiting and running, over which requests are refused."""
-
     max_prompt_tokens: int | None = None
-    """Of requests that have not begun, over which requests are refused."""
 
     @property
     def lead(self) -> int:
-        """Sequences that it gets beyond those that it runs, so that the next one is there when one ends."""
+        """The sequences that it gets beyond those that it runs, so that the next one is there when one ends."""
         return max(1, self.sequences // 16)
 
     @property
     def common_places(self) -> int:
-        """Sequences that a tenant may have beyond its share while others are about."""
+        """The sequences that a tenant may have beyond its share while others are about."""
         reserve = max(1, self.sequences // 8) if self.sequences > 3 else 0
         return self.sequences - reserve
 
     @property
     def lead_tokens(self) -> int:
-        """That a tenant may have had more than another whose request it passes over: of eight steps."""
+        """The tokens that a tenant may have had more than another whose request it passes over: of eight steps."""
         return 8 * self.sequences
 
     @property
     def prompt_tokens(self) -> int:
-        """Of prompts that it gets ahead of its need: half of them are computed before that is known here."""
+        """The tokens of prompts that it gets in advance: half of them are computed before that is known here."""
         return 2 * _UNKNOWN_STEPS * self.step_tokens
 
     def ends(self, max_tokens: int | None) -> int:
-        """How many of sequences so short have ended before that is known here; for long ones none."""
+        """Estimate how many of sequences so short have ended before that is known here; of long ones none."""
         return 0 if max_tokens is None else min(_UNKNOWN_STEPS * self.sequences // max_tokens, self.sequences // 2)
 
 
@@ -80,10 +73,8 @@ class Turn:
     _tenant: WaitingTenant[Turn]
 
     def __init__(self, sequences: int, prompt_tokens: int, places: int, ends: int) -> None:
-        self.sequences = sequences
-        """That have not ended."""
-        self.places = places
-        """Of the window that it takes: as many, but never more than one tenant can have."""
+        self.sequences = sequences  # that have not ended
+        self.places = places  # of the window: as many, but never more than one tenant can have
         self._ends = ends
         self.prompt_tokens = prompt_tokens
         self.is_waiting = True
@@ -100,16 +91,11 @@ class Turns:
     def __init__(self, window: EngineWindow | None, now: Callable[[], float] = time.monotonic) -> None:
         self.window = window
         self.waiting: FairQueue[Turn] = FairQueue(now=now)
-        """Requests that wait."""
-        self.sequences = Shares(sys.maxsize)
-        """Sequences that wait or that the engine has."""
-        self.places = 0
-        """Places of the window that are in use."""
-        self.prompt_tokens = 0
-        """Of requests that wait, or that the engine has and that have no output yet."""
+        self.sequences = Shares(sys.maxsize)  # that wait or that the engine has
+        self.places = 0  # of the window that are in use
+        self.prompt_tokens = 0  # of requests that wait, or that the engine has and that have no output yet
         self._ahead_tokens = 0
-        self._ahead = Shares(sys.maxsize)
-        """By tenant: requests that the engine has, and that have no output yet."""
+        self._ahead = Shares(sys.maxsize)  # requests that the engine has, and that have no output yet
 
     def __repr__(self) -> str:
         waiting = self.waiting
@@ -118,7 +104,7 @@ class Turns:
     def join(
         self, name: str, prompt_tokens: int, *, max_tokens: int | None = None, sequences: int = 1, priority: int = 0
     ) -> Turn:
-        """A request has come: it waits. The lower its priority the earlier it begins, among those of its tenant."""
+        """Let a request wait. The lower its priority the earlier it begins, among those of its tenant."""
         window = self.window
         places = sequences if window is None else min(sequences, window.common_places)
         turn = Turn(sequences, prompt_tokens, places, 0 if window is None else window.ends(max_tokens))
@@ -128,7 +114,7 @@ class Turns:
         return turn
 
     def begin(self) -> Turn | None:
-        """The request that the engine gets now, if there is one. Call it until there is none."""
+        """Begin the request that the engine gets now, if there is one. Call it until there is none."""
         queue = self.waiting
         if not queue.places.total:
             return None
@@ -149,7 +135,7 @@ class Turns:
                 queue.restore(skipped)
 
     def generate(self, turn: Turn, tokens: int) -> bool:
-        """The engine has generated tokens. Returns whether they are the request's first: another one may begin then."""
+        """Count generated tokens. Returns whether they are the request's first: another one may begin then."""
         turn._tenant.used += tokens
         is_first = turn._is_ahead
         if is_first:
@@ -157,12 +143,12 @@ class Turns:
         return is_first
 
     def end(self, turn: Turn) -> None:
-        """One of a request's sequences has ended."""
+        """End one of a request's sequences."""
         if turn.sequences:
             self._shrink(turn, turn.sequences - 1)
 
     def leave(self, turn: Turn) -> None:
-        """A request has ended, or is given up, whether it waits or not. Leaving twice does no harm."""
+        """End a request, or give it up, whether it waits or not. Leaving twice does no harm."""
         if turn.is_waiting:
             self.waiting.discard(turn._tenant.name, turn)
             turn.is_waiting = False
@@ -184,7 +170,7 @@ class Turns:
         return turn
 
     def _arrive(self, turn: Turn) -> None:
-        """The engine has computed a prompt, or does not have to."""
+        """Note that the engine has computed a prompt, or does not have to."""
         turn._is_ahead = False
         self._ahead.change(turn._tenant.name, -1)
         self._ahead_tokens -= turn.prompt_tokens
@@ -199,7 +185,7 @@ class Turns:
         self.places -= freed
 
     def _fits(self, turn: Turn, places: int) -> bool:
-        """Whether a request may begin, if it took so many places."""
+        """Return whether a request may begin, if it took so many places."""
         window, tenant = self.window, turn._tenant
         if window is None or (not tenant.name and self.waiting.about == 1):
             return True
@@ -208,7 +194,7 @@ class Turns:
         return self.places + places <= self._limit(window, turn, places)
 
     def _is_ahead(self, tenant: WaitingTenant[Turn], first: WaitingTenant[Turn]) -> bool:
-        """Whether a tenant has had so much more than the first that it may not pass it over."""
+        """Return whether a tenant has had so much more than the first that it may not pass it over."""
         return self.window is not None and tenant.used - first.used > self.window.lead_tokens
 
     def _limit(self, window: EngineWindow, turn: Turn, places: int) -> int:

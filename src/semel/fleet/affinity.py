@@ -1,4 +1,4 @@
-"""The opening of a conversation: what all its turns begin with, and so what an engine's prefix cache has of them.
+"""The opening of a conversation: the prefix that all its turns share, and so what an engine's prefix cache has.
 
 A chat's opening is everything up to its first user message: the words, and the items by their digests. A prompt's is
 its beginning. Its key only decides where a request goes (`balance`): two conversations with one key meet at a worker,
@@ -16,27 +16,21 @@ from semel.core import Item, Tenant, hash_parts
 __all__ = ["ConversationPrefix"]
 
 _KEY_BYTES: Final = 16
-_CHAT_CHARS: Final = 1 << 20
-"""How much of a chat's words is hashed, on the event loop: 1 ms."""
-
-_PROMPT_CHARS: Final = 1_024
+_CHAT_CHARS: Final = 1 << 20  # of a chat's words are hashed, on the event loop: 1 ms
+_PROMPT_CHARS: Final = 1_024  # long enough to tell prompts apart, short enough to leave out what varies
 _PROMPT_TOKENS: Final = 256
-"""How much of a prompt is its opening: long enough to tell prompts apart, short enough to leave out what varies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationPrefix:
-    """What a conversation begins with."""
+    """The beginning of a conversation: a hash of its words, and the number of its items."""
 
     words: bytes
-    """A hash of them."""
-
     items: int = 0
-    """How many of the request's first items belong to it."""
 
     @classmethod
     def of_chat(cls, messages: Iterable[Mapping[str, Any]]) -> Self:
-        """Of messages as they came; those that make no sense are refused elsewhere."""
+        """Read messages as they came; those that make no sense are refused elsewhere."""
         words: list[str] = []
         items, room = 0, _CHAT_CHARS
         for message in messages:
@@ -51,19 +45,19 @@ class ConversationPrefix:
 
     @classmethod
     def of_prompt(cls, prompt: str | Sequence[int]) -> Self:
-        """Of a text, or of tokens."""
+        """Read a text, or tokens."""
         if isinstance(prompt, str):
             return cls(_hash([prompt[:_PROMPT_CHARS].encode(errors="surrogatepass")]))
         return cls(_hash(str(token).encode() for token in prompt[:_PROMPT_TOKENS]))
 
     def key(self, items: Sequence[Item], tenant: Tenant) -> bytes:
-        """The key by which its turns find the same worker: of each tenant another, as its prefixes are."""
+        """Return the key by which its turns find the same worker: of each tenant another, as its prefixes are."""
         digests = [item.digest for item in items[: self.items]]
         return _hash([self.words, *digests, *tenant.parts])
 
 
 def _texts(content: object) -> Iterator[str | None]:
-    """The words of a message, part by part; None for one that is media."""
+    """Yield the words of a message, part by part; None for one that is media."""
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):

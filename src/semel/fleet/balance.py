@@ -1,4 +1,4 @@
-"""Which worker gets a request: a pure choice by digests, prefix, who has what and loads, so any frontend decides alike.
+"""The choice of a worker for a request: pure, by digests, prefix, holders and loads, so that all frontends agree.
 
 A worker that is busier than a bound over the least busy ones is passed over; the bound is wider for one that holds
 some of the items. Of the others those that hold most of the items are taken, and of these the two that the request's
@@ -29,18 +29,14 @@ from semel.fleet.ranking import Ranking
 
 __all__ = ["Balance"]
 
-_ALWAYS: Final = 3
-"""Requests over the least busy that never count as busy: small numbers differ by chance."""
-
+_ALWAYS: Final = 3  # requests over the least busy that never count as busy: small numbers differ by chance
 _TENTH: Final = 10
+_SLACK: Final = 0.1  # of the mean, in addition
 
-_SLACK: Final = 0.1
-"""Of the mean, besides."""
-
+# Of the mean, and requests at the most, for a worker that holds some of the items: elsewhere they are encoded again.
+# Without a limit, hot items crowd one worker while many requests wait.
 _HOLDER_SLACK: Final = 0.4
 _HOLDER_MOST: Final = 2
-"""Of the mean, and requests at the most, for a worker that holds some of the items: elsewhere they have to be encoded
-again. Without a limit, hot items crowd one worker while many requests wait."""
 
 
 class Balance:
@@ -55,18 +51,18 @@ class Balance:
         self._order: list[int] = []  # these loads, lowest first
 
     def put(self, number: int, name: str, load: int = 0) -> None:
-        """A worker comes."""
+        """Add a worker."""
         self._ranking.put(number, name)
         self._loads[number] = load
         self._add(load, 1 << number)
 
     def remove(self, number: int) -> None:
-        """A worker goes."""
+        """Remove a worker."""
         self._ranking.remove(number)
         self._take(self._loads.pop(number), 1 << number)
 
     def set_load(self, number: int, load: int) -> None:
-        """A worker has another load from now on."""
+        """Set the load of a worker."""
         before = self._loads[number]
         if before != load:
             self._loads[number] = load
@@ -74,7 +70,7 @@ class Balance:
             self._add(load, 1 << number)
 
     def choose(self, among: int, digests: Sequence[Digest], holders: Sequence[int], prefix: bytes = b"") -> int:
-        """The number of the worker to send a request with these items to.
+        """Return the number of the worker to send a request with these items to.
 
         `among` is the set of workers that may be chosen, and not empty. `holders` are the sets of those that have an
         item, for each item that anybody has. `prefix` stands for the opening of the conversation (at most 64 bytes);
@@ -93,7 +89,7 @@ class Balance:
         return self._ranking.top(key, self._least_busy(best), 1)[0]
 
     def best_holders(self, among: int, holders: Sequence[int]) -> int:
-        """Of these workers, the set of the least busy ones of those that hold most items; `holders` as in `choose`."""
+        """Return the least busy of those workers that hold most items; `holders` as in `choose`."""
         best, _ = _best(among, Counter(holders))
         return self._least_busy(best)
 
@@ -101,7 +97,7 @@ class Balance:
         return next(level for load in self._order if (level := self._levels[load] & among))
 
     def _fit(self, among: int, holders: Iterable[int]) -> int:
-        """Those who are not too busy: within the bound, or within the wider one and a holder."""
+        """Return those that are not too busy: within the bound, or within the wider one and a holder."""
         bound, holders_bound = self._bounds(among)
         order, levels = self._order, self._levels
         within, within_wider = bisect_right(order, bound), bisect_right(order, holders_bound)
@@ -117,7 +113,7 @@ class Balance:
         return fit & among
 
     def _bounds(self, among: int) -> tuple[float, float]:
-        """The load above which one of these is passed over who holds no item, and that for one who holds some."""
+        """Return the load above which a worker is passed over: one that holds no item, and one that holds some."""
         number, total = among.bit_count(), self._total
         if among != self._everybody:
             total = sum(load * (workers & among).bit_count() for load, workers in self._levels.items())
@@ -147,7 +143,7 @@ class Balance:
 
 
 def _best(fit: int, items: Mapping[int, int]) -> tuple[int, int]:
-    """Those who hold most of the items, and how many that is; `items` are numbers of items by the set of their holders.
+    """Return the workers that hold most items, and how many; `items` are numbers of items by the set of their holders.
 
     The numbers are added up for all workers at once: bit i of every worker's number is in `sums[i]`.
     """

@@ -1,4 +1,4 @@
-"""Whether workers answer alike: what of their contracts has to be the same within one fleet. Pure.
+"""Compatibility of workers: what of their contracts has to be the same within one fleet. Pure.
 
 Frontends and workers may run different patches of the libraries that decode and transform, as long as the major and
 minor versions are the same and every probe gives the same result (`semel.processing.probes`).
@@ -37,11 +37,9 @@ RefusalReason = Literal[
     "versions",
     "weights",
 ]
-"""Why a worker is not used, for metrics: a closed list."""
+"""The reason for which a worker is not used, for metrics: a closed list."""
 
-_MAY_DIFFER: Final = frozenset({"cache_bytes", "cell"})
-"""What changes no answer; every other field does, also one that is added to contracts later."""
-
+_MAY_DIFFER: Final = frozenset({"cache_bytes", "cell"})  # every other field changes answers, also a later one
 _ID_BYTES: Final = 6
 
 _REMEDIES: Final[Mapping[str, tuple[RefusalReason, str]]] = {
@@ -79,19 +77,17 @@ _NAMES: Final[Mapping[str, str]] = {"av": "PyAV", "pillow": "Pillow"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Why a worker is not used."""
+    """A reason for which a worker is not used; the text, for the log, also says what to do."""
 
     reason: RefusalReason
     text: str
-    """What differs, and what to do: for the log."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def cell_difference(ours: str | None, worker: Contract) -> Difference | None:
-    """Why a worker is of another cell than a frontend; None if one of them names no cell, so that names can be added
-    to a fleet that runs."""
+    """Compare the cells of a frontend and a worker. A missing name fits all, so that a running fleet can be named."""
     if ours is None or worker.cell is UNSET or worker.cell == ours:
         return None
     remedy = "give a frontend the workers of its own cell, or start both with the same --cell"
@@ -100,7 +96,7 @@ def cell_difference(ours: str | None, worker: Contract) -> Difference | None:
 
 
 def contract_id(contract: Contract) -> str:
-    """A short hash of what has to be the same for equal answers; patches of libraries may differ."""
+    """Return a short hash of what has to be the same for equal answers; patches of libraries may differ."""
     compared = {
         field.name: getattr(contract, field.name)
         for field in fields(Contract)
@@ -111,7 +107,7 @@ def contract_id(contract: Contract) -> str:
 
 
 def first_difference(fleet: Contract, worker: Contract) -> Difference | None:
-    """Why a worker may not serve beside the fleet's others; None if it answers as they do."""
+    """Return why a worker may not serve with the fleet's others; None if it answers as they do."""
     for name in (field.name for field in fields(Contract) if field.name not in _MAY_DIFFER):
         ours, its = getattr(fleet, name), getattr(worker, name)
         if ours == its:
@@ -129,7 +125,7 @@ def first_difference(fleet: Contract, worker: Contract) -> Difference | None:
 def processing_difference(
     ours: tuple[str, Probes | None], its: tuple[str, Probes | None], *, here: str = "here"
 ) -> Difference:
-    """Why two processors with different fingerprints make different features, as far as their probes tell.
+    """Return why two processors with different fingerprints make different features, as far as their probes tell.
 
     `here` says where ours is: in this frontend, or in the other workers of the fleet.
     """

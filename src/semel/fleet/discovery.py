@@ -1,4 +1,4 @@
-"""Where workers are: a fixed list, a file that is watched, names in DNS, and other sources; all of them together.
+"""Discovery of workers: a fixed list, a file that is watched, names in DNS, and other sources; all of them together.
 
 A source that cannot be read keeps what it last said: a broken file or a resolver that fails takes no worker away. Links
 are none of this module's business (`members`).
@@ -34,20 +34,17 @@ class AddressSource(Protocol):
 
     @property
     def every_s(self) -> int:
-        """How many seconds to wait before it is asked again."""
-        ...
+        """The seconds after which it is asked again."""
 
     async def read(self) -> Sequence[str]:
-        """The addresses that it names now; a `ConfigError` or `OSError` if it does not say."""
-        ...
+        """Return the addresses that it names now; a `ConfigError` or `OSError` if it does not say."""
 
     async def watch(self) -> None:
         """Keep what it reads up to date, until cancelled; returns at once if every reading is a new one."""
-        ...
 
 
 def check_address(address: str) -> str:
-    """An address that workers can listen at, or a `ConfigError`."""
+    """Return an address that workers can listen at, or raise a `ConfigError`."""
     scheme, _, place = address.partition("://")
     if scheme == "ipc" and place.startswith("/"):
         return address
@@ -58,7 +55,7 @@ def check_address(address: str) -> str:
 
 
 def addresses_in(text: str) -> tuple[str, ...]:
-    """The addresses in a file: one in a line; what follows a # is not read."""
+    """Return the addresses in a file: one in a line; what follows a # is not read."""
     found: dict[str, None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if address := line.partition("#")[0].strip():
@@ -79,7 +76,7 @@ class FileSource:
     every_s: int = 1
 
     async def read(self) -> Sequence[str]:
-        """The addresses in the file as it is now."""
+        """Return the addresses in the file as it is now."""
         try:
             return addresses_in(await asyncio.to_thread(self._text))
         except (OSError, UnicodeDecodeError, ConfigError) as error:
@@ -87,7 +84,7 @@ class FileSource:
             raise ConfigError(f"--worker-file {self.path} cannot be used: {why}") from error
 
     async def watch(self) -> None:
-        """Every reading is a new one."""
+        """Return at once: every reading is a new one."""
 
     def _text(self) -> str:
         with self.path.open("rb") as file:
@@ -115,14 +112,14 @@ class DnsSource:
 
     @classmethod
     def parse(cls, text: str, every_s: int = 10) -> Self:
-        """Of NAME:PORT."""
+        """Parse NAME:PORT."""
         name, _, port = text.rpartition(":")
         if not name or not _is_port(port):
             raise ConfigError(f"--worker-dns takes NAME:PORT, not {text!r}")
         return cls(name, int(port), every_s)
 
     async def read(self) -> Sequence[str]:
-        """The addresses that the name has now."""
+        """Return the addresses that the name has now."""
         try:
             found = set(await self.resolve(self.name, self.port))
         except UnicodeError as error:
@@ -132,17 +129,17 @@ class DnsSource:
         return sorted(f"tcp://[{one}]:{self.port}" if ":" in one else f"tcp://{one}:{self.port}" for one in found)
 
     async def watch(self) -> None:
-        """Every reading is a new one."""
+        """Return at once: every reading is a new one."""
 
 
 def sources_of(file: Path | None, names: Iterable[str], every_s: int) -> tuple[AddressSource, ...]:
-    """What the flags name: a file, and names in DNS."""
+    """Return the sources that the flags name: a file, and names in DNS."""
     files = () if file is None else (FileSource(file),)
     return (*files, *(DnsSource.parse(name, every_s) for name in names))
 
 
 class WorkerDirectory:
-    """What all sources say together."""
+    """The workers that all sources name together."""
 
     def __init__(
         self,
@@ -158,7 +155,7 @@ class WorkerDirectory:
         self._faults: dict[int, str] = {}
 
     async def open(self) -> tuple[str, ...]:
-        """The first list. A file must be readable by now; names may appear later."""
+        """Return the first list. A file must be readable by now; names may appear later."""
         if not self._fixed and not self._sources:
             raise ConfigError(
                 "no worker is named: give --worker, --worker-file, --worker-dns or --worker-endpoint-slices"
@@ -171,13 +168,13 @@ class WorkerDirectory:
         return self._all()
 
     async def watch(self) -> None:
-        """Let the sources that are told of changes listen for them, until cancelled."""
+        """Let sources that watch for changes do so, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for source in self._sources:
                 group.create_task(source.watch())
 
     async def lists(self) -> AsyncIterator[tuple[str, ...]]:
-        """Every list that follows the first one and differs from the one before; without sources there is none."""
+        """Yield each list that follows the first one and differs from the one before; none without sources."""
         current = self._all()
         ticks = 0
         while self._sources:

@@ -1,9 +1,9 @@
-"""Which workers get no requests for a while because they fail: outlier ejection. No I/O; a clock is passed in.
+"""Outlier ejection: workers that fail get no requests for a while. A clock is passed in.
 
 A worker that fails at once has nothing to do, and looks like the best choice. So its failures count as load for a
 while, and it is ejected: after some failures in a row, or when half of its requests fail. It is out for 10 s, and then
 gets trial requests, one at a time: the first that succeeds brings it back, one that fails puts it out for twice as
-long. A worker that has served for as long as it was out begins anew. Whoever fails, at least half of the fleet is
+long. A worker that has served for as long as it was out begins anew. However many fail, at least half of the fleet is
 available: the workers that are nearest to their return are let in then. Time must never go back.
 
 A tenant that knows how to make requests fail could have half of a fleet ejected (threats S31). So while others have
@@ -25,20 +25,15 @@ from semel.fairness.recent_tenants import RecentTenants
 
 __all__ = ["FIRST_S", "MAX_S", "MIN_VERDICTS", "WINDOW_S", "Attempt", "EjectionLimits", "OutlierEjection"]
 
-WINDOW_S: Final = 10.0
-"""How long a failure counts as load, and how far back the share of failures looks."""
-
-MIN_VERDICTS: Final = 10
-"""Requests within the window that a share of failures needs to mean anything."""
-
-FIRST_S: Final = 10.0
+WINDOW_S: Final = 10.0  # for which a failure counts as load, and of which the share of failures is taken
+MIN_VERDICTS: Final = 10  # that a share of failures needs to mean anything
+FIRST_S: Final = 10.0  # for which a worker is out the first time
 MAX_S: Final = 300.0
-"""How long a worker is out the first time, and at the most."""
 
 
 @dataclass(frozen=True, slots=True)
 class EjectionLimits:
-    """When a worker that fails gets no more requests for a while."""
+    """The limits of failures."""
 
     eject_after: int = flag(
         3,
@@ -65,33 +60,19 @@ class _Tally:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """What is known of one worker."""
+    """The requests of one worker, as they ended."""
 
-    streak: int = 0
-    """Failures in a row."""
-
-    failing: set[str] = field(default_factory=set)
-    """The tenants of these, or of the trials that failed since it is out."""
-
-    verdicts: deque[_Verdict] = field(default_factory=deque)
-    """How requests of the window ended."""
-
-    tallies: dict[str, _Tally] = field(default_factory=dict)
-    """The same by tenant."""
-
+    streak: int = 0  # of failures
+    failing: set[str] = field(
+        default_factory=set
+    )  # tenants of the streak, or of the trials that failed since it is out
+    verdicts: deque[_Verdict] = field(default_factory=deque)  # of the window
+    tallies: dict[str, _Tally] = field(default_factory=dict)  # the same by tenant
     failed: int = 0
-    """How many of them failed."""
-
-    charges: deque[float] = field(default_factory=deque)
-    """When the failures were that count as load."""
-
+    charges: deque[float] = field(default_factory=deque)  # times of the failures that count as load
     ejections: int = 0
-    out_until: float | None = None
-    """When its trials begin; None while it serves."""
-
-    out_s: float = 0.0
-    """How long it was out the last time."""
-
+    out_until: float | None = None  # its trials begin then; None while it serves
+    out_s: float = 0.0  # of the last ejection
     returned: float = 0.0
     trial: Attempt | None = None
 
@@ -106,7 +87,7 @@ class _Record:
 
     @property
     def several_fail(self) -> bool:
-        """Whether of two tenants at least half of the requests have failed."""
+        """Return whether of two tenants at least half of the requests have failed."""
         return sum(2 * tally.failed >= tally.verdicts for tally in self.tallies.values()) > 1
 
 
@@ -117,9 +98,7 @@ class Attempt:
     worker: str
     tenant: str
     record: _Record = field(repr=False)
-    ejection: int
-    """Which ejection of the worker it began in, counted from 1; 0 if it was not ejected."""
-
+    ejection: int  # of the worker in which it began, counted from 1; 0 if it was not ejected
     is_trial: bool
     is_open: bool = True
 
@@ -133,11 +112,10 @@ class OutlierEjection:
         self._records: dict[str, _Record] = {}
         self._ejected: set[str] = set()
         self._tenants = RecentTenants()
-        self.charged: set[str] = set()
-        """Workers of which failures may count as load."""
+        self.charged: set[str] = set()  # workers of which failures may count as load
 
     def begin(self, worker: str, tenant: str = "") -> Attempt:
-        """A request of a tenant goes to a worker: as its trial, if there is to be one."""
+        """Begin a request of a tenant at a worker: as its trial, if there is to be one."""
         now = self._now()
         self._tenants.see(tenant, now)
         record = self._records.setdefault(worker, _Record())
@@ -150,7 +128,7 @@ class OutlierEjection:
         return attempt
 
     def succeed(self, attempt: Attempt) -> bool:
-        """It was answered; whether that brings its worker back. Only the first verdict on an attempt counts."""
+        """Note an answer. Returns whether it brings the worker back. Only the first verdict on an attempt counts."""
         if (record := self._close(attempt)) is None:
             return False
         now = self._now()
@@ -167,7 +145,7 @@ class OutlierEjection:
         return True
 
     def fail(self, attempt: Attempt) -> float:
-        """Its worker failed it; for how many seconds that ejects the worker, or 0."""
+        """Note a failure of the worker. Returns for how many seconds that ejects the worker, or 0."""
         if (record := self._close(attempt)) is None:
             return 0.0
         now = self._now()
@@ -187,7 +165,7 @@ class OutlierEjection:
         return self._eject(attempt.worker, record, now, (1 + doubles) * record.out_s)
 
     def cancel(self, attempt: Attempt) -> None:
-        """It ended in a way that tells nothing of its worker."""
+        """End an attempt in a way that tells nothing of its worker."""
         self._close(attempt)
 
     def charge(self, worker: str) -> None:
@@ -197,7 +175,7 @@ class OutlierEjection:
             self.charged.add(worker)
 
     def load(self, worker: str) -> int:
-        """The failures of a worker that count as load."""
+        """Count the failures of a worker that are load."""
         if (record := self._records.get(worker)) is None:
             return 0
         while record.charges and record.charges[0] <= self._now() - WINDOW_S:
@@ -208,15 +186,15 @@ class OutlierEjection:
 
     @property
     def has_ejected(self) -> bool:
-        """Whether any worker is out or on trial."""
+        """Return whether any worker is out or on trial."""
         return bool(self._ejected)
 
     def is_ejected(self, worker: str) -> bool:
-        """Whether a worker is out or on trial."""
+        """Return whether a worker is out or on trial."""
         return worker in self._ejected
 
     def left_out(self, workers: Collection[str], is_preparing: Callable[[str], bool]) -> list[str]:
-        """Those of the workers that get no requests: the ejected, and never more than half.
+        """Return the workers that get no requests: the ejected, and never more than half.
 
         One whose time is over gets one, unless a trial is under way or in preparation. Only ejected workers are looked
         at: of a thousand that is seldom more than a few.
@@ -231,13 +209,13 @@ class OutlierEjection:
         return sorted(out, key=lambda worker: (-out[worker], worker))[: len(workers) // 2]
 
     def forget(self, worker: str) -> None:
-        """A worker is no more; one that comes by its name is new."""
+        """Forget a worker; one that comes by its name is new."""
         self._records.pop(worker, None)
         self._ejected.discard(worker)
         self.charged.discard(worker)
 
     def _close(self, attempt: Attempt) -> _Record | None:
-        """The record of its worker, for the first verdict on an attempt."""
+        """Return the record of its worker, for the first verdict on an attempt."""
         record = attempt.record
         if not attempt.is_open or self._records.get(attempt.worker) is not record:
             return None

@@ -2,7 +2,7 @@
 
 A pod may be in several slices at once, while Kubernetes moves it from one to another, and in slices of IPv4 and of
 IPv6. It is one worker. What its copies say is joined: a pod that ends in one of them ends, since no pod comes back from
-that; and it is ready if one of them says so. Another pod may get the address of one that ends: pods are told apart by
+that; and it is ready if one of them says so. Another pod may get the address of one that ends: pods are known by
 their uid, not by their address.
 """
 
@@ -25,25 +25,22 @@ __all__ = [
     "Metadata",
     "Port",
     "ServicePort",
-    "SliceSet",
     "TargetRef",
     "workers_in",
 ]
 
-_FAMILIES: Final = {"IPv4": 0, "IPv6": 1}
-"""By which address a pod is reached that has both. Slices of names (`FQDN`) are of no pods."""
-
+_FAMILIES: Final = {"IPv4": 0, "IPv6": 1}  # the first is preferred; slices of names (`FQDN`) are of no pods
 _MAX_PORT: Final = 65_535
 _LABEL: Final = "([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)"
 _FORM: Final = re.compile(f"{_LABEL}/{_LABEL}(?::{_LABEL})?")
 
 
 class _Kubernetes(Struct, frozen=True, rename="camel"):
-    """What Kubernetes names as its own style has it. Fields that we do not read may be anything."""
+    """An object of Kubernetes, with names in its style. Fields that we do not read may be anything."""
 
 
 class Conditions(_Kubernetes, frozen=True):
-    """What is known of an endpoint. One that is not told is true for `ready` and false for `terminating`."""
+    """The conditions of an endpoint. A missing `ready` is true, a missing `terminating` false."""
 
     ready: bool | None = None
     terminating: bool | None = None
@@ -58,9 +55,7 @@ class TargetRef(_Kubernetes, frozen=True):
 class Endpoint(_Kubernetes, frozen=True):
     """One pod of a service."""
 
-    addresses: tuple[str, ...] = ()
-    """All reach the same pod; Kubernetes itself gives one."""
-
+    addresses: tuple[str, ...] = ()  # all reach the same pod; Kubernetes itself gives one
     conditions: Conditions = Conditions()
     target_ref: TargetRef | None = None
 
@@ -74,7 +69,7 @@ class Port(_Kubernetes, frozen=True):
 
 
 class Metadata(_Kubernetes, frozen=True):
-    """Which object it is, and which version of it."""
+    """The name and version of an object."""
 
     name: str = ""
     resource_version: str = ""
@@ -95,12 +90,11 @@ class ServicePort:
 
     namespace: str
     service: str
-    port: str = ""
-    """A number, a port's name, or nothing for the only one that a slice has."""
+    port: str = ""  # a number, a port's name, or nothing for the only one that a slice has
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """As it stands on a command line."""
+        """Parse what stands on a command line."""
         found = _FORM.fullmatch(text)
         if found is None or (found[3] and found[3].isdecimal() and not 0 < int(found[3]) <= _MAX_PORT):
             raise ConfigError(
@@ -112,7 +106,7 @@ class ServicePort:
         return f"{self.namespace}/{self.service}{self.port and ':'}{self.port}"
 
     def number_in(self, ports: Sequence[Port]) -> int | None:
-        """The port of a slice's endpoints; nothing if the slice does not have it."""
+        """Return the port of a slice's endpoints; None if the slice does not have it."""
         if self.port.isdecimal():
             return int(self.port)
         found = [one for one in ports if (one.protocol or "TCP") == "TCP" and self.port in ("", one.name)]
@@ -120,36 +114,16 @@ class ServicePort:
 
 
 @dataclass(slots=True)
-class SliceSet:
-    """The slices of one service, as a list and the changes since then have told them."""
-
-    slices: dict[str, EndpointSlice] = field(default_factory=dict)
-
-    def replace(self, slices: Iterable[EndpointSlice]) -> None:
-        """Take what a whole list has, and nothing else."""
-        self.slices = {one.metadata.name: one for one in slices}
-
-    def put(self, one: EndpointSlice) -> None:
-        """Take a slice that is new, or another than before."""
-        self.slices[one.metadata.name] = one
-
-    def remove(self, one: EndpointSlice) -> None:
-        """Forget a slice; its endpoints may be in another one."""
-        self.slices.pop(one.metadata.name, None)
-
-
-@dataclass(slots=True)
 class _Pod:
-    """What all slices say of one pod."""
+    """One pod, as all slices together describe it."""
 
     is_ready: bool = False
     is_terminating: bool = False
-    places: list[tuple[int, str, int]] = field(default_factory=list)
-    """Family, address and port."""
+    places: list[tuple[int, str, int]] = field(default_factory=list)  # family, address and port
 
 
 def workers_in(slices: Iterable[EndpointSlice], wanted: ServicePort) -> tuple[str, ...]:
-    """The addresses of the workers that should get requests: of pods that are ready and do not end, each once."""
+    """Return the addresses of the workers that should get requests: of pods that are ready and do not end, once."""
     pods: dict[str, _Pod] = {}
     for one in slices:
         port = wanted.number_in(one.ports or ())

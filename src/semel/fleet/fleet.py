@@ -1,8 +1,8 @@
-"""The workers of a frontend: which of them serve, which one gets a request, and what happens if it is lost or fails.
+"""The fleet of a frontend: the workers that serve, the choice of one for a request, and the retry at another.
 
 A worker serves from the moment its contract is found to be the fleet's, and not before. The fleet's contract is that of
 the workers that serve; once nobody does, the next one may bring another. The model stays. Who is in the fleet at all is
-decided elsewhere (`members`).
+decided elsewhere (`membership`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,20 +22,23 @@ from semel.core import Contract, Digest, FeatureInfo, Submission
 from semel.errors import NotReady, SemelError, WorkerLost
 from semel.fleet.balance import Balance
 from semel.fleet.compatibility import Difference, RefusalReason, cell_difference, first_difference
-from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.pending import PendingRequests
 from semel.fleet.quarantine import IDLE_WORKER_TIMEOUT_S, Content, EngineRun
 from semel.fleet.ranking import numbers_in
+from semel.fleet.retry_policy import FleetHealth, RetryPolicy
 from semel.fleet.stream import BufferedAnswer, RemoteStream, StreamedAnswer, TokenCounts
 from semel.fleet.worker import RemoteWorker
 from semel.ledger import Directory
 from semel.render import MakeFeature
+from semel.telemetry import metrics
+from semel.telemetry.meter import Sample
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "fleet_samples"]
 
 ContractCheck = Callable[[Contract], Difference | None]
-"""Says why a contract cannot be kept; None if it can."""
+"""Returns why a contract cannot be kept; None if it can."""
 
+_STATES: Final = ("serving", "ejected", "refused", "not_connected")
 _IDLE_WORKER_POLL_S: Final = 0.01
 _FOR_CLIENTS: Final = re.compile(r"[;:] (send the request|try) again.*")
 _REFUSED: Final = "the workers do not fit this frontend; its log says why"
@@ -49,10 +52,8 @@ class Fleet:
     def __init__(
         self, workers: Iterable[RemoteWorker] = (), *, health: FleetHealth | None = None, cell: str | None = None
     ) -> None:
-        """A fleet that belongs to a cell leaves out workers of others."""
-        self.tokens: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)
-        """By model."""
-
+        """Make a fleet; one that belongs to a cell leaves out workers of others."""
+        self.tokens: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)  # by model
         self._cell = cell
         self._health = health or FleetHealth()
         self._workers: list[RemoteWorker] = []
@@ -65,24 +66,16 @@ class Fleet:
         self._numbers: dict[RemoteWorker, int] = {}
         self._by_number: dict[int, RemoteWorker] = {}
         self._by_name: dict[str, RemoteWorker] = {}
-        self._serving = 0
-        """The set of those that serve."""
-
+        self._serving = 0  # the set of those that serve
         self._serving_names: frozenset[str] = frozenset()
-        self._stale: set[RemoteWorker] = set()
-        """Those whose load may be another than the balance knows."""
-
-        self._incarnations: dict[str, bytes] = {}
-        """Of the processes that were last met, by the names of workers."""
-
+        self._stale: set[RemoteWorker] = set()  # those whose load may be another than the balance knows
+        self._incarnations: dict[str, bytes] = {}  # of the processes that were last met, by the names of workers
         self._check: ContractCheck | None = None
         self._model: str | None = None
+        # The terms under which those that serve were admitted.
         self._terms: tuple[ContractCheck | None, str | None] = None, None
-        """Under which those that serve were admitted."""
-
+        # Of workers that are reached over a newer link: what was prepared for the older one goes there.
         self._successors: WeakKeyDictionary[RemoteWorker, RemoteWorker] = WeakKeyDictionary()
-        """Of workers that are reached over a newer link: what was prepared for the older one goes there."""
-
         self._changed = asyncio.Event()
         for worker in workers:
             self.add(worker)
@@ -98,30 +91,24 @@ class Fleet:
         return list(self._admitted)
 
     @property
-    def available(self) -> list[RemoteWorker]:
-        """Those of them that do not fail: they get the requests. At least half, whoever fails."""
-        left_out = self._left_out()
-        return [worker for worker in self._admitted if not left_out >> self._numbers[worker] & 1]
-
-    @property
     def has_choice(self) -> bool:
-        """Whether a request may go to more than one worker."""
+        """Return whether a request may go to more than one worker."""
         return len(self._admitted) > 1
 
     @property
     def contract(self) -> Contract | None:
-        """What the engines of the serving workers expect: the same of all of them. None while nobody serves."""
+        """The contract of all workers that serve; None while nobody serves."""
         return next(iter(self._admitted.values()), None)
 
     @property
     def reason(self) -> str:
-        """Why nobody serves, for clients and probes: one sentence, without addresses (threats S7)."""
+        """The reason why nobody serves, for clients and probes: one sentence, without addresses (threats S7)."""
         reasons = (_REFUSED if worker in self._refused else worker.reason for worker in self._workers)
         return next(filter(None, reasons), "there is no worker")
 
     @property
     def refusals(self) -> Mapping[RemoteWorker, RefusalReason]:
-        """Why workers are not used that are there: they differ from the fleet or from us."""
+        """The workers that are there and not used, because they differ from the fleet or from us."""
         own = {worker: code for worker in self._workers if (code := worker.refusal) is not None}
         return {**own, **{worker: difference.reason for worker, difference in self._refused.items()}}
 
@@ -164,13 +151,12 @@ class Fleet:
         self._balance.put(number, worker.name)
         self._stale.add(worker)
         self._preparing[worker] = PendingRequests(self._directory.pending, 1 << number)
-        worker.watch(self._review)
-        worker.watch_load(partial(self._stale.add, worker))
+        worker.on_change = self._review
+        worker.on_load = partial(self._stale.add, worker)
 
     def _exit(self, worker: RemoteWorker) -> None:
         self._preparing.pop(worker).leave()
-        worker.watch(lambda: None)
-        worker.watch_load(lambda: None)
+        worker.on_change = worker.on_load = lambda: None
         worker.enter(Directory())  # it may announce more until its link is closed
         self._stale.discard(worker)
         number = self._numbers.pop(worker)
@@ -191,7 +177,7 @@ class Fleet:
 
     @contextmanager
     def preparing(self, digests: Iterable[Digest], *, prefix: bytes = b"") -> Iterator[RemoteWorker]:
-        """The worker for a request that is prepared inside: meanwhile others are chosen as if it were sent already."""
+        """Choose the worker for a request that is prepared inside; others are chosen as if it were sent already."""
         distinct = tuple(dict.fromkeys(digests))
         worker = self.choose(distinct, prefix=prefix)
         try:
@@ -205,7 +191,7 @@ class Fleet:
     def choose(
         self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Sequence[RemoteWorker] = ()
     ) -> RemoteWorker:
-        """The worker for a request with these items, and with this key for the opening of its conversation."""
+        """Choose the worker for a request with these items, and with this key for the opening of its conversation."""
         serving = self._serving & ~self._set_of(without) if without else self._serving
         if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
@@ -218,7 +204,7 @@ class Fleet:
         return self._by_number[self._balance.choose(among, distinct, self._directory.holders(distinct), prefix)]
 
     def choose_holder(self, digests: Iterable[Digest], cached: Container[Digest]) -> RemoteWorker | None:
-        """The least busy worker that has all of these items, or most of them while the others are cached.
+        """Choose the least busy worker that has all of these items, or most of them while the others are cached.
 
         Of several the first that serves. None if there is none.
         """
@@ -235,7 +221,7 @@ class Fleet:
         return next(worker for worker in self._admitted if best >> self._numbers[worker] & 1)
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What any serving worker has announced of an item."""
+        """Return what any serving worker has announced of an item."""
         number = next(numbers_in(self._directory.announced.get(digest) & self._serving), None)
         return None if number is None else self._by_number[number].holding(digest)
 
@@ -257,35 +243,35 @@ class Fleet:
             submission = BufferedAnswer.in_strides(submission)
         while (successor := self._successors.get(worker)) is not None:
             worker = successor
-        failover = Failover(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
+        policy = RetryPolicy(self._health, self._has_other, content, is_whole=kind is BufferedAnswer)
         again = None
         if self._has_other(worker.name):
             # The worker that has accepted it has counted what the client sent: a second one must not.
             uncounted = replace(submission, features={}, client_features=frozenset())
-            again = partial(self.submit_again, worker, uncounted, make, failover)
+            again = partial(self.submit_again, worker, uncounted, make, policy)
         try:
             try:
-                self._check_serving(worker, failover)
-                failover.begin(EngineRun(worker.name, worker.sessions))
-                stream = await worker.submit(submission, make, watcher=failover)
+                self._check_serving(worker, policy)
+                policy.begin(EngineRun(worker.name, worker.sessions))
+                stream = await worker.submit(submission, make, watcher=policy)
             except SemelError as error:
-                if not failover.is_resumable(error):
+                if not policy.is_resumable(error):
                     raise
                 again = None  # this is the second time
-                stream = await self.submit_again(worker, submission, make, failover, error)
+                stream = await self.submit_again(worker, submission, make, policy, error)
         except BaseException:
-            failover.settle()
+            policy.settle()
             raise
         tokens = self.tokens[stream.contract.model]
         tokens.prompt += len(submission.prompt.token_ids)
-        return kind(stream, failover, again, tokens)
+        return kind(stream, policy, again, tokens)
 
     async def submit_again(
-        self, lost: RemoteWorker, submission: Submission, make: MakeFeature, failover: Failover, error: SemelError
+        self, lost: RemoteWorker, submission: Submission, make: MakeFeature, policy: RetryPolicy, error: SemelError
     ) -> RemoteStream:
         """Submit to another worker than the one that was lost or failed, if there is one."""
-        await self._wait_for_idle_worker(lost, failover, error)
-        busy = [one for one in self._admitted if failover.needs_idle_worker and not failover.may_retry_at(one.name)]
+        await self._wait_for_idle_worker(lost, policy, error)
+        busy = [one for one in self._admitted if policy.needs_idle_worker and not policy.may_retry_at(one.name)]
         if isinstance(error, WorkerLost) and lost in self._successors:
             busy.append(self._successors[lost])  # it is the same worker
         try:
@@ -293,9 +279,9 @@ class Fleet:
         except NotReady:
             raise error from None
         logger.warning("the request goes to another worker: %s", _FOR_CLIENTS.sub("", str(error)))
-        self._health.count_failover(error)
-        failover.begin(EngineRun(other.name, other.sessions))
-        return await other.submit(submission, make, watcher=failover)
+        self._health.count_retry(error)
+        policy.begin(EngineRun(other.name, other.sessions))
+        return await other.submit(submission, make, watcher=policy)
 
     async def _wait_for_isolated_retry(self, content: Content) -> None:
         """Wait while the same content is tried after an engine died, but not for ever: most often it is innocent."""
@@ -305,28 +291,28 @@ class Fleet:
                 return  # it is refused then
             await asyncio.sleep(_IDLE_WORKER_POLL_S)
 
-    async def _wait_for_idle_worker(self, lost: RemoteWorker, failover: Failover, error: SemelError) -> None:
+    async def _wait_for_idle_worker(self, lost: RemoteWorker, policy: RetryPolicy, error: SemelError) -> None:
         """Wait until a request that may have killed an engine can have another one to itself, but not for ever."""
-        if not failover.needs_idle_worker:
+        if not policy.needs_idle_worker:
             return
         deadline = asyncio.get_running_loop().time() + IDLE_WORKER_TIMEOUT_S
         while others := [worker for worker in self._admitted if worker is not lost]:
-            if any(failover.may_retry_at(worker.name) for worker in others):
+            if any(policy.may_retry_at(worker.name) for worker in others):
                 return
             if asyncio.get_running_loop().time() > deadline:
                 raise error
             await asyncio.sleep(_IDLE_WORKER_POLL_S)  # rare enough: only after an engine has died
 
     def load(self, worker: RemoteWorker) -> int:
-        """Requests that a worker is answering or about to, and those that it has just failed."""
+        """Count the requests that a worker is answering or about to, and those that it has just failed."""
         return worker.load + self._preparing[worker].requests + self._health.load(worker.name)
 
     def is_ejected(self, worker: RemoteWorker) -> bool:
-        """Whether a worker gets no requests but trials, because it fails."""
+        """Return whether a worker gets no requests but trials, because it fails."""
         return self._health.is_ejected(worker.name)
 
     def _left_out(self) -> int:
-        """The set of those that serve and get no requests, because they fail."""
+        """Return the set of those that serve and get no requests, because they fail."""
         if not self._health.has_ejected:
             return 0
         names = self._health.left_out(self._serving_names, self._is_preparing)
@@ -346,10 +332,10 @@ class Fleet:
         self._stale.clear()
         self._stale.update(self._by_name[name] for name in self._health.charged if name in self._by_name)
 
-    def _check_serving(self, worker: RemoteWorker, failover: Failover) -> None:
-        """It may have been refused, retired or removed since it was chosen: preprocessing takes its time."""
+    def _check_serving(self, worker: RemoteWorker, policy: RetryPolicy) -> None:
+        """Raise if it was refused, retired or removed since it was chosen: preprocessing takes its time."""
         if worker not in self._admitted:
-            failover.pass_over()
+            policy.pass_over()
             reason = _REFUSED if worker in self._refused else worker.reason or "the worker leaves the fleet"
             raise NotReady(f"{reason}; try again in a moment")
 
@@ -389,3 +375,30 @@ class Fleet:
             return Difference("model", text)
         ours = self.contract or contract
         return first_difference(ours, contract) or (None if self._check is None else self._check(contract))
+
+
+def fleet_samples(fleet: Fleet, *, per_worker: bool = True) -> Iterator[Sample]:
+    """Yield the fleet's, and those of each worker: of a thousand workers and frontends the latter are millions."""
+    for model, tokens in fleet.tokens.items():
+        yield metrics.PROMPT_TOKENS, tokens.prompt, (model,)
+        yield metrics.GENERATION_TOKENS, tokens.generation, (model,)
+    refusals = fleet.refusals
+    found = Counter("refused" if worker in refusals else _state(fleet, worker) for worker in fleet.workers)
+    for state in _STATES:
+        yield metrics.WORKERS, found[state], (state,)
+    if not per_worker:
+        return
+    for worker in fleet.workers:
+        yield metrics.WORKER_CONNECTED, worker.is_connected, (worker.name,)
+        if worker.is_connected:
+            yield metrics.LINK_KEY_GENERATION, worker.generation, (worker.name,)
+        yield metrics.WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
+        yield metrics.WORKER_RUNNING, worker.running, (worker.name,)
+    for worker, reason in refusals.items():
+        yield metrics.WORKER_REFUSED, 1, (worker.name, reason)
+
+
+def _state(fleet: Fleet, worker: RemoteWorker) -> str:
+    if not worker.is_connected:
+        return "not_connected"
+    return "ejected" if fleet.is_ejected(worker) else "serving"

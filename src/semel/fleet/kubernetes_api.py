@@ -20,22 +20,18 @@ import msgspec
 
 from semel.errors import excerpt
 from semel.fleet.endpoint_slices import ServicePort
-from semel.fleet.slice_watch import ApiError, Expired
+from semel.fleet.slice_watch import ApiError, ApiStatus, Expired
 
 __all__ = ["KubernetesApi"]
 
 _PAGE_SLICES: Final = 100
 _MAX_PAGE_BYTES: Final = 32 << 20
-_MAX_EVENT_BYTES: Final = 4 << 20
-"""An object of Kubernetes has 1.5 MiB at most in its store."""
-
+_MAX_EVENT_BYTES: Final = 4 << 20  # an object of Kubernetes has 1.5 MiB at most in its store
 _MAX_TOKEN_BYTES: Final = 64 << 10
 _MAX_FAULT_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 10.0
 _LIST_S: Final = 30.0
-_WATCH_S: Final = 120
-"""After which the server ends a watch. Nothing may come for some seconds more: then the connection is dead."""
-
+_WATCH_S: Final = 120  # the server ends a watch then; if nothing comes for some seconds more, the connection is dead
 _SLACK_S: Final = 15.0
 _OK: Final = 200
 _GONE: Final = 410
@@ -43,24 +39,22 @@ _GONE: Final = 410
 
 @dataclass(frozen=True, slots=True)
 class KubernetesApi:
-    """Where the API server is, and who we are."""
+    """The address of the API server, and our credentials."""
 
     url: str
     token_file: Path
-    ca_file: Path | None
-    """What its certificate is signed with; without it, the certificates of the system."""
-
+    ca_file: Path | None  # of its certificate's authority; without it, those of the system
     watch_s: int = _WATCH_S
     slack_s: float = _SLACK_S
 
     async def page(self, service: ServicePort, position: str) -> bytes:
-        """A part of the list of slices."""
+        """Return a part of the list of slices."""
         query = {"limit": str(_PAGE_SLICES), **({"continue": position} if position else {})}
-        async with self._answer(service, query, _LIST_S, _LIST_S) as answer:
+        async with self._answer(service, query, _LIST_S) as answer:
             return await _body(answer, _MAX_PAGE_BYTES)
 
     async def changes(self, service: ServicePort, version: str) -> AsyncIterator[bytes]:
-        """The events of a watch."""
+        """Yield the events of a watch."""
         watch_s = max(1, round(self.watch_s * random.uniform(0.75, 1)))  # or all frontends would ask again at once
         query = {
             "watch": "1",
@@ -68,19 +62,18 @@ class KubernetesApi:
             "resourceVersion": version,
             "timeoutSeconds": str(watch_s),
         }
-        quiet_s = watch_s + self.slack_s
-        async with self._answer(service, query, quiet_s, quiet_s) as answer:
+        async with self._answer(service, query, watch_s + self.slack_s) as answer:
             async for line in _lines(answer, _MAX_EVENT_BYTES):
                 yield line
 
     @asynccontextmanager
     async def _answer(
-        self, service: ServicePort, query: dict[str, str], total_s: float, quiet_s: float
+        self, service: ServicePort, query: dict[str, str], total_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to a call, if it is 200; every other end is an `ApiError`."""
+        """Open the answer to a call, if it is 200; every other end is an `ApiError`."""
         url = f"{self.url}/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices"
         query["labelSelector"] = f"kubernetes.io/service-name={service.service}"
-        times = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_S, sock_read=quiet_s)
+        times = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_S, sock_read=total_s)
         try:
             token, context = await asyncio.to_thread(self._credentials)
             headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
@@ -128,14 +121,10 @@ async def _lines(answer: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterato
         raise ApiError("the API server ended in the middle of an event")
 
 
-class _Status(msgspec.Struct, frozen=True):
-    message: str = ""
-
-
 async def _refuse(answer: aiohttp.ClientResponse) -> NoReturn:
     body: Any = await _body(answer, _MAX_FAULT_BYTES)
     try:
-        why = msgspec.json.decode(body, type=_Status).message
+        why = msgspec.json.decode(body, type=ApiStatus).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         why = ""
     kind = Expired if answer.status == _GONE else ApiError

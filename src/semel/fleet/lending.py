@@ -45,7 +45,7 @@ class Lending:
         return self._lender is not None
 
     def lend(self, digest: Digest, feature: Feature) -> Lend | None:
-        """The message that lends a feature; None if it must be sent.
+        """Return the message that lends a feature; None if it must be sent.
 
         It may have been evicted since it was made, and still lie there. What does not is not copied: that would hold up
         the loop, and take the room of others for what a client has sent.

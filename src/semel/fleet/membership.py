@@ -1,11 +1,11 @@
-"""Who is in a fleet, as its roster says: links are opened to workers that join and closed to those that leave.
+"""Membership of a fleet, as its roster says: links are opened to workers that join and closed to those that leave.
 
 A worker that leaves gets no more requests and is let go when it has answered those that it has. One that is named again
 meanwhile stays. The rest of the fleet notices nothing.
 
-When transport keys are rotated, a second link is opened to each worker with the newest keys. Once the worker has told
-there what it holds, new requests take that link, and the first one ends with its last answer. So no request is lost,
-and nothing is sent or encoded again.
+When transport keys are rotated, a second link is opened to each worker with the newest keys. Once the worker has
+announced its items there, new requests take that link, and the first one ends with its last answer. So no request is
+lost, and nothing is sent or encoded again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ __all__ = ["Connect", "Membership"]
 Connect = Callable[[str], AbstractAsyncContextManager[RemoteWorker]]
 """Opens the link to the worker at an address, until it is left."""
 
-
 _RENEW_S: Final = 0.5
-"""How often links are looked at that have older keys than they could."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +50,11 @@ class Membership:
     ) -> None:
         self._fleet = fleet
         self._connect = connect
-        self._renewing = renew
-        """As `connect`, with the newest keys only."""
-
+        self._renewing = renew  # as `connect`, with the newest keys only
         self._keys = keys
         self._members: dict[str, _Member] = {}
         self._is_closed = False
-        self._replaced: set[_Member] = set()
-        """Older links to workers that have a newer one, until their last answer."""
+        self._replaced: set[_Member] = set()  # older links to workers that have a newer one, until their last answer
 
     async def join(self, address: str) -> None:
         """Link to a worker; a `ConfigError` if there can be no link."""

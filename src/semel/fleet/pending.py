@@ -16,7 +16,7 @@ __all__ = ["PendingRequests"]
 
 
 class PendingRequests:
-    """What one worker is about to get; `holders` know of it as `bit`."""
+    """The requests that one worker is about to get; `holders` know of it as `bit`."""
 
     __slots__ = ("_bit", "_holders", "_items", "requests")
 
@@ -31,7 +31,7 @@ class PendingRequests:
 
     @contextmanager
     def request(self, digests: Collection[Digest]) -> Iterator[None]:
-        """A request with these items, until it is sent or given up."""
+        """Count a request with these items, until it is sent or given up."""
         self.begin(digests)
         try:
             yield
@@ -39,14 +39,14 @@ class PendingRequests:
             self.end(digests)
 
     def begin(self, digests: Collection[Digest]) -> None:
-        """A request with these items is being prepared, until `end`."""
+        """Count a request with these items, until `end`."""
         self.requests += 1
         for digest in digests:
             self._items[digest] = self._items.get(digest, 0) + 1
             self._holders.add(digest, self._bit)
 
     def end(self, digests: Collection[Digest]) -> None:
-        """A request with these items is sent or given up."""
+        """Discount a request that is sent or given up."""
         self.requests -= 1
         for digest in digests:
             if others := self._items[digest] - 1:
@@ -56,7 +56,7 @@ class PendingRequests:
                 self._holders.discard(digest, self._bit)
 
     def leave(self) -> None:
-        """The worker is removed: its bit is free for another one, whatever is still being prepared for it."""
+        """Free the bit of a worker that is removed, whatever is still being prepared for it."""
         for digest in self._items:
             self._holders.discard(digest, self._bit)
         self._holders = Holders()

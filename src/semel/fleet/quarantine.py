@@ -19,17 +19,13 @@ from semel.errors import NotReady, RequestQuarantined
 
 __all__ = ["IDLE_WORKER_TIMEOUT_S", "KEEP_S", "MAX_STRIKES", "Content", "EngineRun", "Quarantine", "Suspect"]
 
-KEEP_S: Final = 600.0
-"""The time for which a strike counts, and for which content with two of them is refused."""
-
+KEEP_S: Final = 600.0  # for which a strike counts, and content with two of them is refused
 MAX_STRIKES: Final = 2
 IDLE_WORKER_TIMEOUT_S: Final = 30.0
 """The longest wait for an engine that no other suspect is at."""
 
 _MAX_TENANTS: Final = 256
-_MAX_CONTENTS: Final = 256
-"""Of one tenant: the strikes of one forget nothing of another."""
-
+_MAX_CONTENTS: Final = 256  # of one tenant: the strikes of one forget nothing of another
 _MAX_ENGINES: Final = 1_024
 
 
@@ -44,12 +40,11 @@ class Content(NamedTuple):
     """The tenant, prompt and items of a request, whatever its sampling parameters."""
 
     tenant: str
-    hash: int
-    """Not cryptographic, and so ten times as fast: only a tenant's own contents can collide."""
+    hash: int  # not cryptographic, and so ten times as fast: only a tenant's own contents can collide
 
     @classmethod
     def of(cls, submission: Submission) -> Content:
-        """The content of a submission."""
+        """Return the content of a submission."""
         prompt = submission.prompt
         encoder = tuple(prompt.encoder_token_ids or ())
         return cls(tenant_name(submission.cache_salt), hash((tuple(prompt.token_ids), encoder, prompt.items)))
@@ -60,9 +55,7 @@ class Suspect:
     """One request, from its submission to its end."""
 
     content: Content
-    engine: EngineRun | None = None
-    """The one that it is under way at."""
-
+    engine: EngineRun | None = None  # where it is under way
     is_isolated: bool = False
 
 
@@ -70,12 +63,9 @@ class Suspect:
 class _Record:
     """The strikes of one content."""
 
-    engines: list[EngineRun] = field(default_factory=list)
-    """The engines that died with it under way."""
-
+    engines: list[EngineRun] = field(default_factory=list)  # those that died with it under way
     until: float = 0.0
-    isolated_retry: Suspect | None = None
-    """The request that has it now; others wait for its end."""
+    isolated_retry: Suspect | None = None  # others wait for its end
 
 
 class Quarantine:
@@ -84,14 +74,10 @@ class Quarantine:
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._tenants: LruMap[str, LruMap[int, _Record]] = LruMap(_MAX_TENANTS)
-        self._until = float("-inf")
-        """When the last strike is forgotten."""
-
-        self._lanes: dict[str, Suspect] = {}
-        """By worker, the suspect that its engine is reserved for."""
-
+        self._until = float("-inf")  # the last strike is forgotten then
+        self._lanes: dict[str, Suspect] = {}  # by worker, the suspect that its engine is reserved for
+        # Engines that died of an isolated suspect: nobody else that had a strike gets another for it.
         self._blamed: LruMap[EngineRun, bool] = LruMap(_MAX_ENGINES)
-        """Engines that died of an isolated suspect: nobody else that had a strike gets another for it."""
 
     def strikes(self, content: Content) -> int:
         """Count the engines that have died with this content under way."""
@@ -131,7 +117,7 @@ class Quarantine:
 
     def submit(self, suspect: Suspect, engine: EngineRun, *, isolated: bool = False) -> None:
         """Note that it goes to an engine; `isolated` if it was under way when another one died."""
-        self._let_go(suspect)
+        self.release_engine(suspect)
         suspect.engine = engine
         if isolated:
             assert self.may_retry_isolated(suspect, engine.worker), "the engine is not free"
@@ -140,12 +126,8 @@ class Quarantine:
             if (record := self._record(suspect.content)) is not None:
                 record.isolated_retry = suspect
 
-    def begin_answer(self, suspect: Suspect) -> None:
-        """Note that its first output has come: the next suspect may have the engine."""
-        self._let_go(suspect)
-
     def finish(self, suspect: Suspect) -> None:
-        """Its answer is complete: nothing is wrong with it."""
+        """Note that its answer is complete: nothing is wrong with it."""
         is_clean = self._now() >= self._until
         if not is_clean and (contents := self._tenants.peek(suspect.content.tenant)) is not None:
             contents.pop(suspect.content.hash)
@@ -165,13 +147,14 @@ class Quarantine:
 
     def leave(self, suspect: Suspect) -> None:
         """End it: it is not under way any more."""
-        self._let_go(suspect)
+        self.release_engine(suspect)
         suspect.engine = None
         record = self._record(suspect.content)
         if record is not None and record.isolated_retry is suspect:
             record.isolated_retry = None
 
-    def _let_go(self, suspect: Suspect) -> None:
+    def release_engine(self, suspect: Suspect) -> None:
+        """Let the next suspect have its engine: its first output has come, or it is over."""
         if suspect.is_isolated and suspect.engine is not None:
             del self._lanes[suspect.engine.worker]
         suspect.is_isolated = False

@@ -16,14 +16,15 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from semel.fleet.endpoint_slices import EndpointSlice, Metadata, ServicePort, SliceSet, workers_in
+from semel.fleet.endpoint_slices import EndpointSlice, ServicePort, workers_in
 
-__all__ = ["ApiError", "Expired", "SliceApi", "SliceSource"]
+__all__ = ["ApiError", "ApiStatus", "Expired", "SliceApi", "SliceSource"]
 
 _MAX_PAGES: Final = 64
 _FIRST_PAUSE_S: Final = 0.25
 _MAX_PAUSE_S: Final = 30.0
 _GONE: Final = 410
+_EVENTS: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +43,10 @@ class SliceApi(Protocol):
     """An API server, as far as slices are concerned. Raises `ApiError`; `Expired` where it answers 410."""
 
     async def page(self, service: ServicePort, position: str) -> bytes:
-        """A part of the list, from a position that the part before has told."""
-        ...
+        """Return a part of the list, from the position that the part before it ends with."""
 
     def changes(self, service: ServicePort, version: str) -> AsyncIterator[bytes]:
-        """What has changed since a version, one event at a time, until the server ends the answer."""
-        ...
+        """Yield what has changed since a version, event by event, until the server ends the answer."""
 
 
 class _ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -65,24 +64,21 @@ class _Event(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-class _Status(msgspec.Struct, frozen=True):
+class ApiStatus(msgspec.Struct, frozen=True):
+    """An error, as the API server describes it."""
+
     code: int = 0
     message: str = ""
-
-
-class _Bookmark(msgspec.Struct, frozen=True):
-    metadata: Metadata
 
 
 _read_page: Final = msgspec.json.Decoder(_Page).decode
 _read_event: Final = msgspec.json.Decoder(_Event).decode
 _read_slice: Final = msgspec.json.Decoder(EndpointSlice).decode
-_read_status: Final = msgspec.json.Decoder(_Status).decode
-_read_bookmark: Final = msgspec.json.Decoder(_Bookmark).decode
+_read_status: Final = msgspec.json.Decoder(ApiStatus).decode
 
 
 class SliceSource:
-    """The workers of a service of Kubernetes. `watch` keeps them up to date, `read` tells what is known."""
+    """The workers of a service of Kubernetes. `watch` keeps them up to date, `read` returns those that are known."""
 
     every_s = 1
 
@@ -98,18 +94,15 @@ class SliceSource:
         self._api = api
         self._sleep = sleep
         self._jitter = jitter
-        self._slices = SliceSet()
-        self._version: str | None = None
-        """From which to watch on; without one a list is needed."""
-
+        self._slices: dict[str, EndpointSlice] = {}
+        self._version: str | None = None  # from which to watch on; without one a list is needed
         self._has_tried = False
         self._workers: tuple[str, ...] = ()
         self._fault = ""
-        self._failures = 0
-        """Attempts since an event came, or since the server ended a watch as it should."""
+        self._failures = 0  # attempts since an event came, or since the server ended a watch as it should
 
     async def read(self) -> Sequence[str]:
-        """The workers that are known; the first call asks for the list. A server that fails may answer later."""
+        """Return the known workers; the first call asks for the list. A server that fails may answer later."""
         if not self._has_tried:
             self._has_tried = True
             try:
@@ -141,7 +134,7 @@ class SliceSource:
             page = await asyncio.to_thread(_decoded, _read_page, await self._api.page(self._service, position))
             slices += page.items
             if not (position := page.metadata.continue_):
-                self._slices.replace(slices)
+                self._slices = {one.metadata.name: one for one in slices}
                 self._version = page.metadata.resource_version
                 self._settle()
                 return
@@ -163,24 +156,21 @@ class SliceSource:
 
     def _take(self, line: bytes) -> None:
         event = _decoded(_read_event, line)
-        match event.type:
-            case "ADDED" | "MODIFIED":
-                self._slices.put(one := _decoded(_read_slice, event.object))
-                self._version = one.metadata.resource_version
-            case "DELETED":
-                self._slices.remove(one := _decoded(_read_slice, event.object))
-                self._version = one.metadata.resource_version
-            case "BOOKMARK":
-                self._version = _decoded(_read_bookmark, event.object).metadata.resource_version
-            case "ERROR":
-                status = _decoded(_read_status, event.object)
-                raise (Expired if status.code == _GONE else ApiError)(f"{status.code}: {status.message}")
-            case other:
-                raise ApiError(f"an event is of the type {other[:40]!r}")
+        if event.type == "ERROR":
+            status = _decoded(_read_status, event.object)
+            raise (Expired if status.code == _GONE else ApiError)(f"{status.code}: {status.message}")
+        if event.type not in _EVENTS:
+            raise ApiError(f"an event is of the type {event.type[:40]!r}")
+        one = _decoded(_read_slice, event.object)
+        if event.type == "DELETED":
+            self._slices.pop(one.metadata.name, None)
+        elif event.type != "BOOKMARK":  # which has a version and nothing else
+            self._slices[one.metadata.name] = one
+        self._version = one.metadata.resource_version
 
     def _settle(self) -> None:
-        """Tell what is known from now on, and that the server answers again."""
-        self._workers = workers_in(self._slices.slices.values(), self._service)
+        """Name the workers that are known now, and log that the server answers again."""
+        self._workers = workers_in(self._slices.values(), self._service)
         if self._fault:
             logger.info("--worker-endpoint-slices %s is read again: %d workers", self._service, len(self._workers))
             self._fault = ""

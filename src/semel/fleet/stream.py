@@ -17,7 +17,7 @@ from typing import Final, Protocol, Self
 from semel.core import Contract, Digest, Feature, Output, Submission
 from semel.engine.observed import Observed
 from semel.errors import EngineDead, NotReady, SemelError, ServiceError, WorkerLost, error_for
-from semel.fleet.failover import Failover, is_worker_fault
+from semel.fleet.retry_policy import RetryPolicy, is_worker_fault
 from semel.render import MakeFeature
 from semel.wire.messages import Delta, Failed
 from semel.wire.outputs import to_output
@@ -35,35 +35,28 @@ __all__ = [
 ]
 
 _OUTPUT_BYTES: Final = 400
-_STRIDE_TOKENS: Final = 16
-"""Tokens at a time of an answer that is not streamed: of 128 tokens worker and frontend see 9 outputs."""
-
-_LOGPROB_BYTES: Final = 140
-"""Of one log probability and, once more, of its text: with 20 of them a token takes 5.6 KB, measured in a frontend."""
+_STRIDE_TOKENS: Final = 16  # of an answer that is not streamed: of 128 tokens worker and frontend see 9 outputs
+_LOGPROB_BYTES: Final = 140  # and as much of its text: with 20 of them a token takes 5.6 KB, measured in a frontend
 
 
 def lost(*, is_death: bool) -> WorkerLost:
-    """The end of an answer whose worker is gone."""
+    """Return the error that ends an answer whose worker is gone."""
     return WorkerLost("the worker was lost while it answered; send the request again", is_death=is_death)
 
 
 class AnswerRoom(Protocol):
-    """The room that the memory of an answer is charged to."""
+    """The budget to which the memory of an answer is charged."""
 
-    free_outputs: int
-    """So many plain outputs may wait uncharged: a reader that keeps up costs nothing."""
+    free_outputs: int  # plain outputs that may wait uncharged: a reader that keeps up costs nothing
 
     def hold(self, nbytes: int) -> None:
         """Charge so much more, or raise."""
-        ...
 
     def drop(self, nbytes: int) -> None:
-        """Outputs of so many bytes were read."""
-        ...
+        """Release the bytes of outputs that were read."""
 
     def clear(self) -> None:
-        """Nothing of the answer is there any more."""
-        ...
+        """Release all of the answer."""
 
 
 class Sender(Protocol):
@@ -72,58 +65,41 @@ class Sender(Protocol):
     @property
     def contract(self) -> Contract:
         """The contract of the worker's engine."""
-        ...
 
     def abort(self, stream: RemoteStream) -> None:
         """Let the worker know that nobody waits for a request."""
-        ...
 
     def forget(self, stream: RemoteStream) -> None:
         """Drop what still comes for a request."""
-        ...
 
 
 class RemoteStream:
     """The answer to one submission, as it comes from the worker. Without a `watcher` no other worker gets it."""
 
     def __init__(
-        self, submission: Submission, make: MakeFeature, worker: Sender, watcher: Failover | None = None
+        self, submission: Submission, make: MakeFeature, worker: Sender, watcher: RetryPolicy | None = None
     ) -> None:
         self.request_id = submission.request_id
-        self.context = copy_context()
-        """In which what its worker lacks is made again: that of its request."""
-
+        self.context = copy_context()  # in which what its worker lacks is made again: that of its request
         self.contract = worker.contract
-        self.features: dict[Digest, Feature] = dict(submission.features)
-        """The features at hand, until the worker has them."""
-
+        self.features: dict[Digest, Feature] = dict(submission.features)  # at hand, until the worker has them
         self.sent: set[Digest] = set()
         self.items = Counter(submission.prompt.items)
         self._fields = frozenset(submission.sampling)
         self._make: MakeFeature | None = make
         self._watcher = watcher
         self._worker = worker
-        self.outputs: deque[Output] = deque()
-        """Those that wait to be read."""
-
+        self.outputs: deque[Output] = deque()  # those that wait to be read
         self._room: AnswerRoom | None = None
-        self._sizes: deque[int] = deque()
-        """The bytes that each of them is charged, once there is a room."""
-
+        self._sizes: deque[int] = deque()  # charged for each of them, once there is a room
         self._error: SemelError | None = None
-        self._has_overflowed = False
-        """True if outputs that waited were dropped."""
-
+        self._has_overflowed = False  # outputs that waited were dropped
         self._is_closed = False
-        self._is_resumable = False
-        """True if the error is one that another worker may not make."""
-
+        self._is_resumable = False  # the error is one that another worker may not make
         sequences = submission.sampling.get("n", 1)
         assert isinstance(sequences, int)
         self._unfinished = set(range(sequences))
-        self.changed = asyncio.Event()
-        """Set by every message, and by the end."""
-
+        self.changed = asyncio.Event()  # set by every message, and by the end
         self._accepted = False
 
     async def until_accepted(self) -> None:
@@ -135,7 +111,7 @@ class RemoteStream:
         return self
 
     async def __anext__(self) -> Output:
-        """The next output, as soon as it comes."""
+        """Return the next output, as soon as it comes."""
         while not self.outputs:
             if self.is_over():
                 raise StopAsyncIteration
@@ -143,7 +119,7 @@ class RemoteStream:
         return self.pop()
 
     def is_over(self) -> bool:
-        """Return whether no more output comes, or raise what ended the stream. Otherwise `changed` tells of more."""
+        """Return whether no output will come any more, or raise what ended the stream. Else `changed` announces one."""
         if self._unfinished or self._has_overflowed:
             if self._is_closed:
                 raise ServiceError("the answer was closed while it was waited for")
@@ -186,21 +162,21 @@ class RemoteStream:
 
     @property
     def is_answered(self) -> bool:
-        """True if the worker has nothing more to say to it."""
+        """Return whether the worker has nothing more to say to it."""
         return not self._unfinished or self._error is not None or self._is_closed
 
     @property
     def goes_on_elsewhere(self) -> bool:
-        """True if its worker failed it, but not for good: another will answer, and count its items."""
+        """Return whether its worker failed it, but not for good: another will answer, and count its items."""
         return self._is_resumable and self._watcher is not None and self._watcher.goes_on(self._has_begun)
 
     @property
     def _has_begun(self) -> bool:
-        """True if there was an output: what its items are made of is let go then."""
+        """Return whether there was an output: what its items are made of is let go then."""
         return self._make is None
 
     async def feature(self, digest: Digest) -> Feature:
-        """The feature of an item, at hand or made again."""
+        """Return the feature of an item, at hand or made again."""
         if digest not in self.features:
             if self._make is None:
                 raise ServiceError("the worker asks for an item of an answer that it has begun")
@@ -208,22 +184,22 @@ class RemoteStream:
         return self.features[digest]
 
     def lookups(self) -> Iterable[tuple[str, int, bool]]:
-        """For each item: its modality, how often it is shown, and whether it was only named."""
+        """Return for each item its modality, how often it is shown, and whether it was only named."""
         return ((item.modality, count, item.digest not in self.sent) for item, count in self.items.items())
 
     def on_accepted(self) -> None:
-        """The worker has taken the submission."""
+        """Note that the worker has taken the submission."""
         self._accepted = True
         self.features.clear()
         self.changed.set()
 
     def on_failed(self, failed: Failed) -> None:
-        """The worker has given up."""
+        """End with the error that the worker reports."""
         error = error_for(failed.code, failed.message, self._fields)
         self.break_off(lost(is_death=True) if isinstance(error, EngineDead) else error)  # its worker goes too
 
     def on_delta(self, delta: Delta) -> None:
-        """The worker has generated more."""
+        """Take what the worker has generated."""
         if self._error is not None:  # it was ended here, and the worker does not know yet
             return
         if self._make is not None:
@@ -248,7 +224,7 @@ class RemoteStream:
         self.changed.set()
 
     def break_off(self, error: SemelError) -> None:
-        """Its worker has given up, or is lost."""
+        """End because its worker has given up, or is lost."""
         if self._unfinished and self._error is None:
             self._is_resumable = is_worker_fault(error) or isinstance(error, NotReady)
             if self._watcher is not None:
@@ -256,7 +232,7 @@ class RemoteStream:
         self._end(error)
 
     def fail(self, error: SemelError) -> None:
-        """There will be no more, and that is not its worker's doing."""
+        """End for a reason that is not its worker's doing."""
         if self._watcher is not None:
             self._watcher.on_abort(begun=False)
         self._end(error)
@@ -286,20 +262,16 @@ class TokenCounts:
 class AnswerReader(Protocol):
     """The request that an answer is for."""
 
-    observed: Observed | None
-    """Sees the outputs, if the request's span is recorded."""
+    observed: Observed | None  # sees the outputs, if the request's span is recorded
 
     def waiting(self) -> AbstractContextManager[object]:
         """Enter the scope in which it waits for its first output."""
-        ...
 
     def begin(self) -> None:
         """Take note that the first output is there."""
-        ...
 
     def end(self) -> None:
         """Take note that the answer is closed."""
-        ...
 
 
 class StreamedAnswer:
@@ -308,15 +280,13 @@ class StreamedAnswer:
     def __init__(
         self,
         stream: RemoteStream,
-        failover: Failover,
+        policy: RetryPolicy,
         again: SubmitAgain | None,
         tokens: TokenCounts,
     ) -> None:
-        self._failover = failover
+        self._policy = policy
         self._stream = stream
-        self._again = again
-        """None when the answer has begun, there was a second time, or nobody else is."""
-
+        self._again = again  # None when the answer has begun, there was a second time, or nobody else is
         self._tokens = tokens
         self._has_begun = False
         self._room: AnswerRoom | None = None
@@ -327,7 +297,7 @@ class StreamedAnswer:
         return self
 
     async def __anext__(self) -> Output:
-        """The next output, as soon as it comes. Each token passes here: one coroutine waits for it, and no more."""
+        """Return the next output, as soon as it comes. Each token passes here: one coroutine waits for it."""
         if self._has_begun:
             stream = self._stream
             while not stream.outputs:
@@ -360,12 +330,12 @@ class StreamedAnswer:
         if self._reader is not None:
             self._reader.end()
         await self._stream.close()
-        self._failover.settle()
+        self._policy.settle()
         if self._room is not None:
             self._room.clear()
 
     async def _first(self) -> Output:
-        """The first output. Until it is there, another worker can get the request."""
+        """Return the first output. Until it is there, another worker can get the request."""
         reader = self._reader
         with nullcontext() if reader is None else reader.waiting():
             while not self._has_begun:
@@ -385,7 +355,7 @@ class StreamedAnswer:
 
     async def _go_on(self, error: SemelError) -> None:
         """Have another worker answer, or raise the error."""
-        if self._again is None or not self._failover.is_resumable(error):
+        if self._again is None or not self._policy.is_resumable(error):
             raise error
         await self._stream.close()
         again, self._again = self._again, None
@@ -404,7 +374,7 @@ class BufferedAnswer(StreamedAnswer):
         return replace(submission, sampling={"stream_interval": _STRIDE_TOKENS, **submission.sampling})
 
     async def _next(self) -> Output:
-        """The first output, once all of them are there: the others wait behind it."""
+        """Return the first output, once all of them are there: the others wait behind it."""
         while not self._stream.is_over():
             await self._stream.changed.wait()
         if not self._stream.outputs:
@@ -413,7 +383,7 @@ class BufferedAnswer(StreamedAnswer):
 
 
 def output_bytes(output: Output) -> int:
-    """About what an output takes in memory, until it is sent."""
+    """Estimate the memory of an output, until it is sent."""
     entries = 0
     for steps in (output.logprobs, output.texts, output.prompt_logprobs):
         entries += 0 if steps is None else sum(0 if step is None else len(step) for step in steps)

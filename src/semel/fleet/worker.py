@@ -1,4 +1,4 @@
-"""A worker as its frontend sees it: what it holds, how busy it is, and a way to submit to it.
+"""A worker as its frontend sees it: its items, its load, and a way to submit to it.
 
 Of a request's items only those travel that the worker lacks: the ledger says which, and sending them and noting it are
 one step. All of it goes into the session that the ledger speaks of: that whose opening was read last. The link may have
@@ -19,8 +19,8 @@ from semel.cache import SharedCache
 from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fleet.compatibility import RefusalReason, first_difference
-from semel.fleet.failover import Failover
 from semel.fleet.lending import Lending
+from semel.fleet.retry_policy import RetryPolicy
 from semel.fleet.stream import RemoteStream, lost
 from semel.ledger import Directory, Ledger
 from semel.render import MakeFeature
@@ -36,16 +36,14 @@ __all__ = ["RemoteWorker"]
 _STARTING: Final = "the worker is starting"
 _GONE: Final = "no worker is connected"
 _HUNG: Final = "engine_hung: the worker's engine made no progress, and is being replaced"
+# The codes of a session's end that mean the end of an engine, as far as one can see from here, or a refusal.
 _DEATHS: Final = frozenset((EngineDead.code, EngineHung.code, "gone", "silence"))
-"""The codes of a session's end that mean the end of an engine, as far as one can see from here."""
-
 _REFUSALS: Final[Mapping[str, RefusalReason]] = {"key": "key", "protocol": "protocol"}
-"""Those that mean a refusal of one by the other."""
-
 _REMEMBER_S: Final = 60.0
+
+# Events that are taken in before others have their turn: with 2,000 streams an engine's step brings as many at once,
+# and each wakes a stream, which takes about 35 µs. Without turns the loop is late by all of a step's work.
 _TURN: Final = 64
-"""Events that are taken in before others have their turn: with 2,000 streams an engine's step brings as many at once,
-and each wakes a stream, which takes about 35 µs. Without turns the loop is late by all of a step's work."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,17 +61,9 @@ class RemoteWorker:
         on_forget: Callable[[], None] | None = None,
     ) -> None:
         self.name = link.address
-        """Where it listens."""
-
-        self.generation = 0
-        """Of the transport keys that its last session was opened with."""
-
-        self.incarnation = b""
-        """Of the worker's process, as of its last session."""
-
-        self.sessions = 0
-        """How many there have been with it: behind each may be another engine."""
-
+        self.generation = 0  # of the transport keys that its last session was opened with
+        self.incarnation = b""  # of the worker's process, as of its last session
+        self.sessions = 0  # that there have been with it: behind each may be another engine
         self._link = link
         link.resume = self._resume
         self._lending = Lending(memory, link.address)
@@ -82,71 +72,50 @@ class RemoteWorker:
         self._meter = meter or Meter()
         self._on_forget = on_forget
         self._contract: Contract | None = None
-        self._reason = _STARTING
-        self._refusal: RefusalReason | None = None
-        """Whether the last try was refused, because of the protocol's version or the fleet key."""
-
-        self._last_loss = ""
-        """Why it was lost, as the log says: it tries again and again, and is lost for the same reason each time."""
-
-        self._session: LinkSession | None = None
-        """The one that the ledger speaks of, from the event of its opening to that of its end."""
-
+        self.reason = _STARTING  # why it takes no requests; empty if it does
+        self._refusal: RefusalReason | None = None  # of the last try: the protocol's version or the fleet key
+        self._last_loss = ""  # it tries again and again, and is lost for the same reason each time: one line in the log
+        self._session: LinkSession | None = None  # that of the ledger, from the event of its opening to that of its end
         self._was_hung = False
-        """Whether its last engine was ended because it hung."""
-
-        self._forgetting: asyncio.TimerHandle | None = None
-        """When what a worker held that is gone is forgotten: until then it may come back, and go on from there."""
-
-        self._watcher: Callable[[], None] = lambda: None
-        self._on_load: Callable[[], None] = lambda: None
+        self._forgetting: asyncio.TimerHandle | None = None  # until then a lost worker may come back, and go on
+        self.on_change: Callable[[], None] = lambda: None  # called at once whenever the worker comes or goes
+        self.on_load: Callable[[], None] = lambda: None  # called whenever its load may have changed
         self._streams: dict[str, RemoteStream] = {}
-        self._unanswered: set[str] = set()
-        """Of these, the requests that the worker is busy with, or about to be."""
-
-        self._others = 0
-        """Requests of other frontends, as the worker's last word and ours of that moment tell."""
-
+        self._unanswered: set[str] = set()  # of these, the requests that the worker is busy with, or about to be
+        self._others = 0  # requests of other frontends: the worker's last status without ours of that moment
         self._idle = asyncio.Event()
         self._settled = asyncio.Event()
-        self._transfers: dict[Digest, list[int]] = {}
-        """What is sent in frames in this session, to be withdrawn when nobody counts on it any more."""
-
+        self._transfers: dict[Digest, list[int]] = {}  # in frames, to be withdrawn when nobody counts on them any more
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a worker at the other end that takes requests."""
+        """Return whether there is a worker at the other end that takes requests."""
         return self._contract is not None
 
     @property
     def load(self) -> int:
-        """Requests that it is answering or about to: ours as we know them, those of others as it told."""
+        """The requests that it is answering or about to: ours as we know them, those of others by its last status."""
         return self._others + len(self._unanswered)
 
     @property
-    def reason(self) -> str:
-        """Why it takes no requests; empty if it does."""
-        return self._reason
-
-    @property
     def refusal(self) -> RefusalReason | None:
-        """Why there is no session, if one of us has refused it."""
+        """The reason why there is no session, if one of us has refused it."""
         return None if self.is_connected else self._refusal
 
     @property
     def contract(self) -> Contract:
-        """What the worker's engine expects."""
+        """The contract of the worker's engine."""
         if self._contract is None:
-            raise NotReady(f"{self._reason}; try again in a moment")
+            raise NotReady(f"{self.reason}; try again in a moment")
         return self._contract
 
     def knows(self, digest: Digest) -> bool:
-        """Whether the worker holds an item, or has just been sent it."""
+        """Return whether the worker holds an item, or has just been sent it."""
         return self._ledger.knows(digest)
 
     def holding(self, digest: Digest) -> FeatureInfo | None:
-        """What the worker has announced of an item."""
+        """Return what the worker has announced of an item."""
         return self._ledger.holding(digest)
 
     def enter(self, directory: Directory) -> int:
@@ -154,16 +123,8 @@ class RemoteWorker:
         self._ledger.move(directory)
         return self._ledger.number
 
-    def watch(self, watcher: Callable[[], None]) -> None:
-        """Tell the watcher at once whenever the worker comes or goes."""
-        self._watcher = watcher
-
-    def watch_load(self, watcher: Callable[[], None]) -> None:
-        """Tell the watcher whenever the worker's load may have changed."""
-        self._on_load = watcher
-
     async def until_settled(self) -> None:
-        """Wait until it is connected and has told what it holds: what it sends first, before its load."""
+        """Wait until it is connected and has announced its items, which it does before its load."""
         await self._settled.wait()
 
     def replace_keys(self, keys: TransportKeys) -> None:
@@ -213,7 +174,7 @@ class RemoteWorker:
                 self._forgetting.cancel()
 
     async def submit(
-        self, submission: Submission, make: MakeFeature, *, watcher: Failover | None = None
+        self, submission: Submission, make: MakeFeature, *, watcher: RetryPolicy | None = None
     ) -> RemoteStream:
         """Send a submission with what the worker lacks of it, and wait until the worker has taken it."""
         stream = RemoteStream(submission, make, self, watcher)
@@ -233,14 +194,14 @@ class RemoteWorker:
         return stream
 
     def _lacking(self, stream: RemoteStream, digests: Iterable[Digest]) -> list[Digest]:
-        """What neither the worker nor the request has."""
+        """Return what neither the worker nor the request has."""
         return [one for one in dict.fromkeys(digests) if not (self.knows(one) or one in stream.features)]
 
     def _session_for(self, stream: RemoteStream) -> LinkSession:
-        """The session to submit in. It may not be the one that there was when the request was begun."""
+        """Return the session to submit in. It may not be the one that there was when the request was begun."""
         session = self._session
         if session is None or not session.takes_submits or self._contract is None:
-            raise NotReady(f"{self._reason or 'the worker has left'}; try again in a moment")
+            raise NotReady(f"{self.reason or 'the worker has left'}; try again in a moment")
         if self._contract is not stream.contract and first_difference(stream.contract, self._contract) is not None:
             raise NotReady("the worker has another engine now; try again in a moment")
         return session
@@ -249,7 +210,7 @@ class RemoteWorker:
         """Send all of a submission, in one session: nothing is awaited."""
         payloads = self._ledger.submit(submission.request_id, digests) if digests else ()
         self._unanswered.add(submission.request_id)
-        self._on_load()
+        self.on_load()
         try:
             session.send(to_submit(submission, payloads))
         except ProtocolError as error:  # the session is open, so it is the message
@@ -291,7 +252,7 @@ class RemoteWorker:
             if stream.items:
                 self._settle(stream.request_id)
             self._unanswered.discard(stream.request_id)
-            self._on_load()
+            self.on_load()
             if not self._streams:
                 self._idle.set()
             if stream.items and stream.contract.cache_bytes and not stream.goes_on_elsewhere:
@@ -339,12 +300,12 @@ class RemoteWorker:
     def _take_status(self, status: Status) -> None:
         self._ledger.announce(to_announcement(status))
         self._others = max(0, status.running + status.waiting - len(self._unanswered))
-        self._on_load()
+        self.on_load()
         if not status.more:
             self._settled.set()
 
     def _resume(self) -> Resume | None:
-        """What the link says of the last session when it opens another."""
+        """Return what the link says of the last session when it opens another."""
         return None if (known := self._ledger.resume) is None else Resume(*known)
 
     def _on_delta(self, delta: Delta) -> None:
@@ -371,7 +332,7 @@ class RemoteWorker:
 
     def _note_answered(self, stream: RemoteStream) -> None:
         self._unanswered.discard(stream.request_id)
-        self._on_load()
+        self.on_load()
 
     def _lose(self, event: Closed | Reset) -> None:
         if event.message != self._last_loss:
@@ -397,7 +358,7 @@ class RemoteWorker:
         self._lending.stop()
         self._others = 0
         self._unanswered.clear()
-        self._on_load()
+        self.on_load()
         for stream in list(self._streams.values()):
             stream.break_off(lost(is_death=is_death))
 
@@ -434,14 +395,14 @@ class RemoteWorker:
         return self._streams.get(stream.request_id) is stream and not stream.is_answered
 
     def _settle(self, request_id: str) -> None:
-        """A request was taken, has failed or is given up: what is still being sent for nobody is withdrawn."""
+        """Withdraw what is still being sent for nobody: a request was taken, has failed or is given up."""
         for digest in self._ledger.settle(request_id):
             for transfer in self._transfers.pop(digest, ()):
                 if self._session is not None:
                     self._session.withdraw(transfer)
 
     def _become(self, contract: Contract | None, reason: str) -> None:
-        if contract is self._contract and reason == self._reason:
+        if contract is self._contract and reason == self.reason:
             return  # a worker that is gone is tried again and again
-        self._contract, self._reason = contract, reason
-        self._watcher()
+        self._contract, self.reason = contract, reason
+        self.on_change()

@@ -18,8 +18,8 @@ from typing import Final, TypeVar
 from semel.core import Digest, FeatureInfo, Layout
 from semel.fleet.balance import Balance
 from semel.fleet.ejection import EjectionLimits, OutlierEjection
-from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import Fleet
+from semel.fleet.retry_policy import FleetHealth
 from semel.fleet.worker import RemoteWorker
 from semel.lab.bench.fleet_sessions import BENCH_CONTRACT, BENCH_KEY, measure_sessions
 from semel.lab.bench.image_sizes import draw_size, tokens_of

@@ -25,8 +25,8 @@ OPENED_PER_S: Final = 100
 
 
 SCENARIO_NAMES: Final = (
-    *("text", "new", "again", "conversation", "agent", "repeats", "rollouts", "pages", "evicted", "generate", "render"),
-    *("mixed", "saturation", "memory", "frontends", "restart"),
+    *("text", "answers", "new", "again", "conversation", "agent", "repeats", "rollouts", "pages", "evicted"),
+    *("generate", "render", "mixed", "saturation", "memory", "frontends", "restart"),
 )
 """The scenarios of `semel bench serve`, in the order in which they run."""
 
@@ -119,7 +119,7 @@ class CompareSettings:
     semel_source: Path | None = flag(
         None,
         help="Another checkout of semel, installed in its .venv: measured in the place of bare vLLM (serving CPU, "
-        "context switches and latency of a text, a repeated image and a token).",
+        "context switches and latency of a text, a repeated image, a token and an answer of 128 tokens).",
         group="Measurement",
     )
     stages: bool = flag(False, help="Also show where semel's time goes, by stage.", group="Output")

@@ -1,6 +1,6 @@
 """The level of decisions: what frontends and workers decide, without their messages. Up to a thousand of each.
 
-Choosing, balancing, pending requests, failover, ejection and the directory are the shipped classes (`view`). Engines,
+Choosing, balancing, pending requests, retries, ejection and the directory are the shipped classes (`view`). Engines,
 networks and processors are models (`engine`, `costs`). A frontend's event loop does one thing after another, its pool
 so many at a time; a worker's network carries one feature after another.
 """
@@ -17,9 +17,9 @@ from semel.core import Digest
 from semel.errors import ConfigError, SemelError, ServiceError, WorkerLost
 from semel.fleet.balance import Balance
 from semel.fleet.ejection import EjectionLimits
-from semel.fleet.failover import Failover, FleetHealth
 from semel.fleet.quarantine import Content, EngineRun
 from semel.fleet.ranking import Ranking, numbers_in
+from semel.fleet.retry_policy import FleetHealth, RetryPolicy
 from semel.lab.bench.timing import without_garbage_collection
 from semel.lab.simulate.batches import Batches, Kernel
 from semel.lab.simulate.costs import MODELLED, Costs
@@ -148,10 +148,10 @@ class Decisions:
             if not self._view.knows(frontend, number, digest):
                 ready_s = max(ready_s, self._make(frontend, digest, item))
         if frontend.health is not None:
-            if request.failover is None:
+            if request.policy is None:
                 content = Content(request.ask.tenant, self.figures.requests)
-                request.failover = Failover(frontend.health, self._has_other, content, is_whole=False)
-            request.failover.begin(EngineRun(name_of(number), worker.sessions))
+                request.policy = RetryPolicy(frontend.health, self._has_other, content, is_whole=False)
+            request.policy.begin(EngineRun(name_of(number), worker.sessions))
         self.kernel.at(ready_s, self._send, request)
 
     def _choose(self, request: ModelledRequest, prefix: bytes, without: int) -> int | None:
@@ -264,8 +264,8 @@ class Decisions:
         if not request.begun:
             request.begun = True
             self.figures.first_token_s.append(delay_s)
-            if request.failover is not None:
-                request.failover.on_output()
+            if request.policy is not None:
+                request.policy.on_output()
         if job.generated >= job.answer_tokens:
             del self._jobs[job]
             self.open -= 1
@@ -273,9 +273,9 @@ class Decisions:
             self.figures.whole_s.append(delay_s)
             self.figures.to_frontends["Delta"].count(ask.answer_tokens, _DELTA * ask.answer_tokens)
             self._leave(request)
-            if request.failover is not None:
-                request.failover.on_finish()
-                request.failover.settle()
+            if request.policy is not None:
+                request.policy.on_finish()
+                request.policy.settle()
 
     def _leave(self, request: ModelledRequest) -> None:
         """A worker has done with a request."""
@@ -287,14 +287,14 @@ class Decisions:
 
     def _fail(self, request: ModelledRequest, error: SemelError) -> None:
         """Another worker gets it, or it is refused."""
-        failover, lost = request.failover, request.worker.number
-        if failover is not None:
-            failover.on_failure(error, request.begun)
-            if not request.begun and failover.is_resumable(error) and self._has_other(name_of(lost)):
+        policy, lost = request.policy, request.worker.number
+        if policy is not None:
+            policy.on_failure(error, request.begun)
+            if not request.begun and policy.is_resumable(error) and self._has_other(name_of(lost)):
                 self.figures.failed_over += 1
                 self.kernel.after(self.costs.latency_s, self._prepare, request, 1 << lost)
                 return
-            failover.settle()
+            policy.settle()
         self._refuse()
 
     def _refuse(self) -> None:

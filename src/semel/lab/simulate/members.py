@@ -10,7 +10,7 @@ from typing import Final, Literal
 from semel.core import Digest, LruMap, Placeholder
 from semel.core.rendezvous import rank
 from semel.fleet.ejection import Attempt, OutlierEjection
-from semel.fleet.failover import Failover, FleetHealth
+from semel.fleet.retry_policy import FleetHealth, RetryPolicy
 from semel.lab.simulate.batches import Batches
 from semel.lab.simulate.engine import EngineLimits
 from semel.lab.simulate.view import FrontendView, Link, name_of
@@ -88,12 +88,12 @@ class ModelledRequest:
         "begun",
         "brought",
         "digests",
-        "failover",
         "frontend",
         "is_arriving",
         "keys",
         "link",
         "places",
+        "policy",
         "prefix",
         "worker",
     )
@@ -116,7 +116,7 @@ class ModelledRequest:
         """Whether these are on their way."""
 
         self.begun = False
-        self.failover: Failover | None = None
+        self.policy: RetryPolicy | None = None
         self.worker: ModelledWorker
         self.link: Link
 

@@ -32,9 +32,9 @@ from semel.core import (
     Timeline,
 )
 from semel.fleet.affinity import ConversationPrefix
-from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import Fleet
 from semel.fleet.membership import Membership
+from semel.fleet.retry_policy import FleetHealth
 from semel.fleet.worker import RemoteWorker
 from semel.frontend.execution import submit_request
 from semel.frontend.service import ServedModel

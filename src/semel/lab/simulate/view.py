@@ -1,5 +1,5 @@
 """The knowledge of a simulated fleet's frontends, and their choice: with the shipped `Balance`, pending requests,
-failover and ejection.
+retry policy and ejection.
 
 A thousand balances of a thousand workers would have to hear of every worker four times a second. All frontends get
 the same at the same time, so they share one balance. A frontend knows better only of the workers that it has requests
@@ -15,9 +15,9 @@ import numpy as np
 
 from semel.core import Digest, LruMap
 from semel.fleet.balance import Balance
-from semel.fleet.failover import FleetHealth
 from semel.fleet.pending import PendingRequests
 from semel.fleet.ranking import Ranking
+from semel.fleet.retry_policy import FleetHealth
 from semel.lab.simulate.workload import Item
 from semel.ledger import Holders
 

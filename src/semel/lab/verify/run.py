@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +74,7 @@ async def _with_servers(proof: Proof, tell: Tell) -> list[Section]:
         async with running(proof.servers, names, tell) as servers:
             sections = [_self_test(servers.bench)]
             sections += await _compared(servers.bench, proof.seed)
-            return [*sections, await _speed(servers, names, proof.servers.flags)]
+            return [*sections, await _speed(servers, names, proof.servers)]
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")  # only there: it may have paths
         return [Section("start", "failed", "a server did not start; its words are on the terminal", (_kind(error),))]
@@ -143,20 +143,21 @@ def _once(answered: Sequence[Question], before: Scrape | None, after: Scrape | N
     return Section("once", "passed" if processed <= len(items) else "failed", summary, lines, figures)
 
 
-async def _speed(servers: Running, names: Sequence[str], flags: Sequence[str]) -> Section:
+async def _speed(servers: Running, names: Sequence[str], options: Options) -> Section:
     try:
-        rows = await measure(servers, names)
+        rows = await measure(servers, names, has_engine=bool(options.only))
     except ServiceError as error:
         return Section("speed", "failed", "a request of the benchmark failed", (_kind(error),))
-    return speed_of(rows, flags)
+    return speed_of(rows, options.flags)
 
 
-def speed_of(rows: Sequence[Row], flags: Sequence[str] = ()) -> Section:
+def speed_of(measured: Sequence[Row], flags: Sequence[str] = ()) -> Section:
     """Return the figures next to bare vLLM's, and the limits that are not kept.
 
     Without a prefix cache the engine computes the prompt of a repeated image each time, on both sides: most of what the
     image adds is vLLM's, and its limit means nothing.
     """
+    rows = [replace(row, is_promised=True) for row in measured]
     has_prefixes = _NO_PREFIXES not in {flag.replace("_", "-") for flag in flags}
     judged = [row for row in rows if row.limit is not None and (has_prefixes or row.scenario != "again")]
     missed = [row for row in judged if row.ok is False and row.is_sure]

@@ -192,9 +192,9 @@ def _axes(canvas: Canvas, drawing: Drawing) -> Any:
 
 
 def _is_latency(row: Row) -> bool:
-    """Excludes new images: most of their time is the encoder's, which is vLLM's on both sides."""
+    """Exclude new images and long answers: most of their time is the engine's, which is vLLM's on both sides."""
     ends = (": latency", ", latency", "vLLM's with tensors", "vLLM's by hash", ", per image")
-    return row.unit == "ms" and row.scenario != "new" and row.name.endswith(ends)
+    return row.unit == "ms" and row.scenario not in ("new", "answers") and row.name.endswith(ends)
 
 
 def _size(row: Row) -> str:

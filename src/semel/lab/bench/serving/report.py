@@ -22,6 +22,8 @@ _SHORT: Final = (
     ("what the eviction adds", "eviction adds"),
     ("what the restart adds", "restart adds"),
     ("CPU time of all processes", "CPU time"),
+    ("serving CPU that the image adds", "image adds, serving CPU"),
+    ("next to the engine in process", "engine in process"),
 )
 """What a table says in fewer words than the name of a row, so that it fits 80 columns."""
 
@@ -79,7 +81,7 @@ def _title(row: Row) -> str:
     title = row.name.partition(": ")[2]
     for words, short in _SHORT:
         title = title.replace(words, short)
-    return f"{title}, {row.unit}"
+    return f"{title}, {row.unit}" if row.unit else title
 
 
 def _verdict(row: Row) -> str:
@@ -124,4 +126,6 @@ def _finite(value: Any) -> Any:
 
 def _as_json(row: Row) -> dict[str, Any]:
     limit = None if row.limit is None else asdict(row.limit)
-    return asdict(row) | {"scenario": row.scenario, "limit": limit, "ok": row.ok, "sure": row.is_sure}
+    fields = asdict(row)
+    del fields["is_promised"]
+    return fields | {"scenario": row.scenario, "limit": limit, "ok": row.ok, "sure": row.is_sure}

@@ -20,13 +20,16 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Effort, Side, Tell
 from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.figures import Row
+from semel.lab.bench.serving.floor import Floor, engine_in_process
 from semel.lab.bench.serving.images import Images
 from semel.lab.bench.serving.report import ServeReport
-from semel.lab.bench.serving.scenarios.agent import agent, beside_the_engine
+from semel.lab.bench.serving.scenarios.again import again, again_next_to_engine
+from semel.lab.bench.serving.scenarios.agent import agent, agent_next_to_engine
+from semel.lab.bench.serving.scenarios.answers import answers
 from semel.lab.bench.serving.scenarios.document_pages import pages
 from semel.lab.bench.serving.scenarios.evicted import COMMON_FLAGS, SEMEL_FLAGS, evicted
 from semel.lab.bench.serving.scenarios.frontends import frontends
-from semel.lab.bench.serving.scenarios.latency import again, conversation, new, repeats, text
+from semel.lab.bench.serving.scenarios.latency import conversation, new, repeats, text
 from semel.lab.bench.serving.scenarios.memory import memory
 from semel.lab.bench.serving.scenarios.mixed_load import mixed
 from semel.lab.bench.serving.scenarios.rendering import generate, render
@@ -43,6 +46,7 @@ Scenario = Callable[[Bench], Awaitable[list[Row]]]
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     "text": text,
+    "answers": answers,
     "new": new,
     "again": again,
     "conversation": conversation,
@@ -67,8 +71,14 @@ _BY_NAME: Final = ("evicted", "restart")
 _WITH_SOURCE: Final[dict[str, Scenario]] = {"sources": sources}
 """What runs with `--semel-source`, and nothing else."""
 
-_AFTER_VLLM: Final[Mapping[str, Scenario]] = {"agent": beside_the_engine, "frontends": frontends}
-"""What needs another engine, and so runs when vLLM's server has ended: at most two engines at a time."""
+_NEXT_TO_ENGINE: Final[Mapping[str, Callable[[Bench, Client, Floor], Awaitable[list[Row]]]]] = {
+    "again": again_next_to_engine,
+    "agent": agent_next_to_engine,
+}
+"""What a scenario also measures next to vLLM's engine in process, when vLLM's server has ended."""
+
+_AFTER_VLLM: Final = ("frontends",)
+"""Scenarios that start vLLM's server in another way, when the first has ended: at most two engines run at a time."""
 
 _MAX_PIXELS: Final = 28 * 28 * 2_700  # so that an image of 1920×1080 is not scaled down: 2,691 tokens
 _TINY_FLAGS: Final = (
@@ -169,17 +179,27 @@ async def run(options: Options, tell: Tell) -> ServeReport:
     return ServeReport(describe_machine(), _describe(options, bench.launch, bench.images.seed, names), tuple(rows))
 
 
-async def measure(servers: Running, names: Sequence[str]) -> list[Row]:
-    """Return the rows of these scenarios. Those that need another engine run last, when vLLM's server has ended."""
+async def measure(servers: Running, names: Sequence[str], *, has_engine: bool = True) -> list[Row]:
+    """Return the rows of these scenarios. Those that need another engine come last, when vLLM's server has ended.
+
+    Without `has_engine`, none is measured next to the engine in process.
+    """
     rows: list[Row] = []
     for name in names:
-        scenario = (SCENARIOS | _WITH_SOURCE)[name]
-        if scenario is not _AFTER_VLLM.get(name):
-            rows += await scenario(servers.bench)
-    if later := [_AFTER_VLLM[name] for name in names if name in _AFTER_VLLM]:
+        if name not in _AFTER_VLLM:
+            rows += await (SCENARIOS | _WITH_SOURCE)[name](servers.bench)
+    launch = servers.bench.launch
+    next_to_engine = [_NEXT_TO_ENGINE[name] for name in names if has_engine and name in _NEXT_TO_ENGINE]
+    later = [SCENARIOS[name] for name in names if name in _AFTER_VLLM]
+    if launch is not None and (next_to_engine or later):
         await servers.end_vllm()
-        for scenario in later:
-            rows += await scenario(servers.bench)
+    if launch is not None and next_to_engine:
+        servers.bench.tell("starting vLLM's engine in process", 0, 1)
+        async with engine_in_process(launch) as floor, Client(servers.bench.sides.semel.server.url) as client:
+            for compare in next_to_engine:
+                rows += await compare(servers.bench, client, floor)
+    for scenario in later:
+        rows += await scenario(servers.bench)
     return rows
 
 

@@ -46,7 +46,7 @@ _PYTHON: Final = (sys.executable, "-m")
 ROLES: Final = ("frontend", "worker", "engine core", "engine worker")
 """What the processes of a server do, in the order in which a request meets them."""
 
-_ROLES: Final = {"VLLM::Engine": "engine core", "VLLM::Worker": "engine worker"}
+_ENGINE_ROLES: Final = {"VLLM::Engine": "engine core", "VLLM::Worker": "engine worker"}
 _COUNTING: Final = (*_PYTHON, "semel.lab.bench.serving.socket_bytes")
 
 
@@ -131,6 +131,11 @@ class Server:
             roles["other"] = [pid for pid in roles.get("other", ()) if pid not in self.roots]
         return roles
 
+    def serving_pids(self) -> list[int]:
+        """Return all its processes but vLLM's engine."""
+        engine = _ENGINE_ROLES.values()
+        return [pid for role, members in self.roles().items() if role not in engine for pid in members]
+
     def frontend_pids(self) -> list[int]:
         """Return its HTTP processes: children for semel, the started process for vLLM."""
         return [pid for pid in self.pids() if "frontend" in words_of(pid)] or list(self.roots)
@@ -139,7 +144,7 @@ class Server:
 def role_of(words: Sequence[str], *, is_root: bool = False) -> str:
     """Return what a process does, by its command line. vLLM's processes name themselves."""
     first = words[0] if words else ""
-    for name, role in _ROLES.items():
+    for name, role in _ENGINE_ROLES.items():
         if first.startswith(name):
             return role
     if not is_root:

@@ -16,11 +16,13 @@ import numpy as np
 __all__ = [
     "Figure",
     "added",
+    "added_beyond",
     "added_ratio",
     "exactly",
     "mean_of",
     "mean_ratio",
     "median_of",
+    "paired_ratio",
     "ratio_of",
     "slope_of",
     "slope_ratio",
@@ -79,6 +81,14 @@ def ratio_of(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
     return _figure(lambda each: _divided(each(0), each(1)), mine, theirs)
 
 
+def paired_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
+    """Return the median of the rounds' ratios: what slows a whole round down is in none of them."""
+    if len(mine) != len(theirs):
+        raise ValueError(f"series of the same turns have the same length, not {[len(mine), len(theirs)]}")
+    ratios = _divided(_values(mine), _values(theirs))
+    return _figure(lambda each: each(0), ratios.tolist())
+
+
 def mean_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Figure:
     """Return the ratio of `mine`'s mean to that of `theirs`."""
     return _figure(lambda each: _divided(each(0), each(1)), mine, theirs, statistic=_mean)
@@ -89,6 +99,13 @@ def added_ratio(
 ) -> Figure:
     """Return the ratio of what `mine` adds to its floor to what `theirs` adds to its own."""
     return _figure(lambda each: _divided(each(0) - each(1), each(2) - each(3)), mine, my_floor, theirs, their_floor)
+
+
+def added_beyond(
+    mine: Sequence[float], my_floor: Sequence[float], theirs: Sequence[float], their_floor: Sequence[float]
+) -> Figure:
+    """Return by how much `mine` adds more to its floor than `theirs` adds to its own."""
+    return _figure(lambda each: (each(0) - each(1)) - (each(2) - each(3)), mine, my_floor, theirs, their_floor)
 
 
 def slope_of(series: Sequence[float]) -> Figure:

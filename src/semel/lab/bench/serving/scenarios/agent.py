@@ -21,7 +21,7 @@ from semel.lab.bench.serving.alternate import Pair, take_turns
 from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT, Client
 from semel.lab.bench.serving.figures import Row, compared, counted, grown
-from semel.lab.bench.serving.floor import Floor, engine_in_process
+from semel.lab.bench.serving.floor import Floor
 from semel.lab.bench.serving.images import chat, image_part, text_part
 from semel.lab.bench.serving.procfs import cpu_s
 from semel.lab.bench.serving.screens import Screens
@@ -33,8 +33,8 @@ __all__ = [
     "Look",
     "Talk",
     "agent",
+    "agent_next_to_engine",
     "agent_rows",
-    "beside_the_engine",
     "by_reference",
     "compare_with_engine",
     "inline",
@@ -250,14 +250,9 @@ def _sum_of(looks: Sequence[Look]) -> Work:
     )
 
 
-async def beside_the_engine(bench: Bench) -> list[Row]:
-    """semel by reference, and vLLM's engine in process, turn by turn; for servers that are started here."""
-    if bench.launch is None:
-        return []
-    bench.tell("starting vLLM's engine in process", 0, 1)
-    server = bench.sides.semel.server
-    async with engine_in_process(bench.launch) as floor, Client(server.url) as client:
-        return await compare_with_engine(bench, _with_cpu_time(by_reference(client), server), floor)
+async def agent_next_to_engine(bench: Bench, client: Client, floor: Floor) -> list[Row]:
+    """Hold a conversation with semel by reference, through `client`, and one with the engine, turn by turn."""
+    return await compare_with_engine(bench, _with_cpu_time(by_reference(client), bench.sides.semel.server), floor)
 
 
 def _with_cpu_time(ask: _Asks, server: Server) -> _Asks:

@@ -1,4 +1,4 @@
-"""One client, one request at a time: text only, new images, a repeated image, conversations, 80% repeats."""
+"""One client, one request at a time: text only, new images, conversations, 80% repeats."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any, Final
 
 from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Side
+from semel.lab.bench.serving.blocks import Load, block_rows, measure_blocks
 from semel.lab.bench.serving.client import CHAT
 from semel.lab.bench.serving.figures import Row, compared
 from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 from semel.lab.bench.serving.procfs import cpu_s
 from semel.lab.bench.serving.servers import ROLES
 from semel.lab.bench.serving.stages import scrape, stage_rows
-from semel.lab.bench.serving.statistics import added, added_ratio, mean_of, mean_ratio, median_of
+from semel.lab.bench.serving.statistics import mean_of, mean_ratio, median_of
 
-__all__ = ["again", "conversation", "new", "repeats", "stream", "text"]
+__all__ = ["conversation", "new", "repeats", "stream", "text"]
 
 _QUESTION: Final = "What is this?"
 _SIZES: Final = {"1024": Size.SQUARE, "HD": Size.HD}
@@ -25,16 +26,24 @@ _REPEATED_SHARE: Final = 0.8
 _CONVERSATION_IMAGES: Final = 4
 _CPU_REPEATS: Final = 25
 _TEXT: Final = chat(_QUESTION)
+_TEXTS: Final = 20
+"""Texts of a block, for each that is asked at a time."""
 
 
 async def text(bench: Bench) -> list[Row]:
-    """Ask a question without images."""
+    """Ask a question without images; one at a time for the latency, then also 16 for what serving it costs."""
 
     async def ask(side: Side, _turn: int) -> float:
         return (await side.client.must(CHAT, _TEXT)).seconds * 1e3
 
     turns = await bench.turns("text", ask, turns=bench.effort.short_turns, warming=_WARMING)
-    return [compared("text: latency", "ms", turns)]
+    rows = [compared("text: latency", "ms", turns)]
+    for at_a_time in (1, 16) if bench.is_here else ():
+        title = f"{at_a_time} at a time"
+        load = Load(_TEXT, _TEXTS * at_a_time, at_a_time)
+        blocks = await measure_blocks(bench, f"text, {title}", load, turns=bench.effort.bursts)
+        rows += block_rows(f"text: {{}}, {title}", blocks, ("serving CPU", "context switches"))
+    return rows
 
 
 async def new(bench: Bench) -> list[Row]:
@@ -50,50 +59,6 @@ async def new(bench: Bench) -> list[Row]:
         turns = await bench.turns(f"new images, {name}", ask, turns=count)
         rows.append(compared(f"new: {name}, latency", "ms", turns))
     return rows
-
-
-async def again(bench: Bench) -> list[Row]:
-    """Measure what a repeated image adds to a request without one."""
-    return [row for name, size in _SIZES.items() for row in await _again(bench, name, size)]
-
-
-async def _again(bench: Bench, name: str, size: Size) -> list[Row]:
-    body = _question(bench, size)
-
-    async def ask(side: Side, _turn: int) -> tuple[float, float]:
-        words = await side.client.must(CHAT, _TEXT)
-        return words.seconds * 1e3, (await side.client.must(CHAT, body)).seconds * 1e3
-
-    turns = await bench.turns(f"the same image again, {name}", ask, turns=bench.effort.short_turns, warming=_WARMING)
-    floor, whole = (
-        Pair([turn[place] for turn in turns.semel], [turn[place] for turn in turns.vllm]) for place in (0, 1)
-    )
-    adds = Row(
-        f"again: {name}, what the image adds",
-        "ms",
-        added(whole.semel, floor.semel),
-        added(whole.vllm, floor.vllm),
-        added_ratio(whole.semel, floor.semel, whole.vllm, floor.vllm),
-    )
-    return [compared(f"again: {name}, latency", "ms", whole), adds, *await _spent_again(bench, name, body)]
-
-
-async def _spent_again(bench: Bench, name: str, body: bytes) -> list[Row]:
-    """Measure the CPU time of a repeat, which other load on the machine does not change; and semel's time by stage."""
-    if not bench.is_here:
-        return []
-
-    async def repeat(side: Side, _turn: int) -> float:
-        before_s = side.cpu_s()
-        for _ in range(_CPU_REPEATS):
-            await side.client.must(CHAT, body)
-        return (side.cpu_s() - before_s) / _CPU_REPEATS * 1e3
-
-    before = await scrape(bench.sides.semel.client)
-    turns = await bench.turns(f"CPU time of repeats, {name}", repeat, turns=bench.effort.bursts)
-    after = await scrape(bench.sides.semel.client)
-    rows = [compared(f"again: {name}, CPU time of all processes", "ms", turns)]
-    return rows + stage_rows(f"again: {name}, stage", before, after)
 
 
 async def conversation(bench: Bench) -> list[Row]:

@@ -14,64 +14,23 @@ import pytest
 from semel.core import Contract, Digest, Feature, Submission
 from semel.errors import NotReady, WorkerLost
 from semel.fleet.compatibility import Difference
-from semel.fleet.failover import FleetHealth
 from semel.fleet.fleet import Fleet
+from semel.fleet.retry_policy import FleetHealth
 from semel.fleet.stream import BufferedAnswer, StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.events import Reset
 from semel.wire.limits import Deadlines
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener
+from tests.fleet.workers import Workers, several
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, digest_of
-from tests.worker.pairing import Frontend, Rig, expected, feature, prompt, rig
-
-
-@dataclass
-class Two:
-    """Two workers, and one frontend before them."""
-
-    rigs: list[Rig]
-    fleet: Fleet
-
-    @property
-    def sides(self) -> list[Frontend]:
-        return [one.frontends[0] for one in self.rigs]
-
-    @property
-    def busy(self) -> Rig:
-        """The one that has got a request."""
-        (busy,) = [one for one in self.rigs if one.engine.submissions]
-        return busy
-
-    @property
-    def queries(self) -> float:
-        return sum(side.metric("semel_mm_cache_queries_total") for side in self.sides)
-
-    @property
-    def client_queries(self) -> list[int]:
-        """Of each engine, lookups of items that clients sent."""
-        return sorted(one.engine.client_queries for one in self.rigs)
-
-    async def submit(
-        self, request_id: str, number: int, kind: type[StreamedAnswer] = StreamedAnswer, *, of_client: bool = False
-    ) -> StreamedAnswer:
-        async def make(_: Digest) -> Feature:
-            return feature(number)
-
-        worker = self.fleet.choose([digest_of(number)])
-        sent = frozenset({digest_of(number)}) if of_client else frozenset[Digest]()
-        submission = Submission(request_id, prompt([number]), {}, client_features=sent)
-        return await self.fleet.submit(worker, submission, make, kind)
+from tests.worker.pairing import Rig, expected, feature, prompt
 
 
 @pytest.fixture
-async def two(tmp_path: Path) -> AsyncIterator[Two]:
-    async with AsyncExitStack() as stack:
-        rigs = []
-        for name in "ab":
-            (tmp_path / name).mkdir(mode=0o700)
-            rigs.append(await stack.enter_async_context(rig(tmp_path / name)))
-        yield Two(rigs, Fleet([one.frontends[0].worker for one in rigs]))
+async def two(tmp_path: Path) -> AsyncIterator[Workers]:
+    async with several(tmp_path) as rigs:
+        yield Workers(rigs)
 
 
 async def tokens(stream: StreamedAnswer) -> tuple[int, ...]:
@@ -87,34 +46,32 @@ async def lose(one: Rig) -> None:
 
 
 async def test_a_request_whose_worker_is_lost_before_its_first_output_is_answered_by_another_D3(
-    two: Two, caplog: pytest.LogCaptureFixture
+    two: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     for one in two.rigs:
         one.engine.pause_s = 0.1
-    stream = await two.submit("r", 1)
-    (busy,) = [one for one in two.rigs if one.engine.submissions]
-    await lose(busy)
+    stream = await two.submit()
+    await lose(two.busy)
     assert await tokens(stream) == expected([1])
     assert [one.engine.submissions for one in two.rigs] == [1, 1]
     await stream.close()
-    queries = sum(side.metric("semel_mm_cache_queries_total") for side in two.sides)
-    assert queries == 1, "one query per item and request, however many workers it took (D8)"
+    assert two.queries == 1, "one query per item and request, however many workers it took (D8)"
     said = [record.getMessage() for record in caplog.records if "another worker" in record.getMessage()]
     assert said == ["the request goes to another worker: the worker was lost while it answered"]
 
 
-async def test_an_answer_that_has_begun_ends_with_the_truth(two: Two) -> None:
+async def test_an_answer_that_has_begun_ends_with_the_truth(two: Workers) -> None:
     for one in two.rigs:
         one.engine.pause_s = 0.05
-    stream = await two.submit("r", 1)
-    (busy,) = [one for one in two.rigs if one.engine.submissions]
+    stream = await two.submit()
+    busy = two.busy
     with pytest.raises(WorkerLost, match="send the request again"):
         async for _ in stream:
             await lose(busy)
 
 
 async def test_without_any_worker_one_sentence_is_told_and_the_log_says_why_S7(
-    two: Two, caplog: pytest.LogCaptureFixture
+    two: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The wrong implementation told whoever asked where the workers are, and in what words their links had broken."""
     for one in two.rigs:
@@ -127,15 +84,14 @@ async def test_without_any_worker_one_sentence_is_told_and_the_log_says_why_S7(
         assert f"the worker at {worker.name} is not connected: lost" in caplog.text
 
 
-async def test_a_whole_answer_that_has_begun_is_begun_anew_by_another_worker(two: Two) -> None:
+async def test_a_whole_answer_that_has_begun_is_begun_anew_by_another_worker(two: Workers) -> None:
     """Issue 8.4: nothing has reached the client. Control: the same loss ends a stream, in the test above."""
     for one in two.rigs:
         one.engine.pause_s = 0.05
-    stream = await two.submit("r", 1, BufferedAnswer)
+    stream = await two.submit(kind=BufferedAnswer)
     answering = asyncio.create_task(tokens(stream))
     lost = two.busy
-    (side,) = [one.frontends[0] for one in two.rigs if one is lost]
-    heard = side.worker._streams["r"]
+    (heard,) = lost.frontends[0].worker._streams.values()
     await until(lambda: heard._make is None)  # the first output has come
     await lose(lost)
     assert await answering == expected([1]), "nothing of the first attempt is in it"
@@ -143,11 +99,11 @@ async def test_a_whole_answer_that_has_begun_is_begun_anew_by_another_worker(two
     assert two.queries == 1, "one query per item and request (D8)"
 
 
-async def test_a_request_is_submitted_twice_at_most_also_if_it_was_lost_before_it_was_taken(two: Two) -> None:
+async def test_a_request_is_submitted_twice_at_most_also_if_it_was_lost_before_it_was_taken(two: Workers) -> None:
     """Control: both losses have a remedy of their own, and together they made a third attempt."""
     for one in two.rigs:
         one.engine.pause_s = 1.0  # longer than the lost one takes to come back
-    submitting = asyncio.create_task(two.submit("r", 1))
+    submitting = asyncio.create_task(two.submit())
     await until(lambda: any(side.worker._streams for side in two.sides))
     (first,) = [one for one in two.rigs if one.frontends[0].worker._streams]
     (second,) = [one for one in two.rigs if one is not first]
@@ -162,7 +118,7 @@ async def test_a_request_is_submitted_twice_at_most_also_if_it_was_lost_before_i
     assert two.queries == 1, "one query per item and request (D8)"
 
 
-async def test_a_worker_that_stopped_serving_after_it_was_chosen_gets_nothing(two: Two) -> None:
+async def test_a_worker_that_stopped_serving_after_it_was_chosen_gets_nothing(two: Workers) -> None:
     """Control: it is connected, and would take the request."""
 
     async def make(_: Digest) -> Feature:
@@ -180,11 +136,11 @@ async def test_a_worker_that_stopped_serving_after_it_was_chosen_gets_nothing(tw
         await two.fleet.submit(chosen, submission, make)
 
 
-async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_same_D8(two: Two) -> None:
+async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_same_D8(two: Workers) -> None:
     """Control: what was promised when the request was submitted, that another would count them."""
     for one in two.rigs:
         one.engine.pause_s = 0.1
-    stream = await two.submit("r", 1)
+    stream = await two.submit()
     (other,) = [one for one in two.rigs if one is not two.busy]
     two.fleet.retire(other.frontends[0].worker)
     await lose(two.busy)
@@ -194,31 +150,31 @@ async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_sam
     assert two.queries == 1
 
 
-async def test_what_a_client_sent_counts_at_the_first_worker_that_took_it_and_nowhere_else_D8(two: Two) -> None:
+async def test_what_a_client_sent_counts_at_the_first_worker_that_took_it_and_nowhere_else_D8(two: Workers) -> None:
     """Controls: what a frontend rendered counts at none; what the first one did not take counts at the second."""
     for one in two.rigs:
         one.engine.pause_s = 0.1
-    stream = await two.submit("r", 1, of_client=True)
+    stream = await two.submit(of_client=True)
     assert two.client_queries == [0, 1]
     await lose(two.busy)
     assert await tokens(stream) == expected([1])
     assert [one.engine.submissions for one in two.rigs] == [1, 1]
     assert two.client_queries == [0, 1]
-    assert await tokens(await two.submit("s", 2)) == expected([2])
+    assert await tokens(await two.submit(number=2)) == expected([2])
     assert two.client_queries == [0, 1]
     await until(lambda: len(two.fleet.serving) == 2)
     chosen = two.fleet.choose([digest_of(3)])
     (first,) = [one for one in two.rigs if one.frontends[0].worker is chosen]
     before, first.engine.fault = first.engine.client_queries, "submission"
-    assert await tokens(await two.submit("t", 3, of_client=True)) == expected([3])
+    assert await tokens(await two.submit(number=3, of_client=True)) == expected([3])
     assert first.engine.client_queries == before
     assert sum(two.client_queries) == 2
 
 
-async def test_load_is_what_we_know_of_our_own_and_what_the_worker_tells_of_others(two: Two) -> None:
+async def test_load_is_what_we_know_of_our_own_and_what_the_worker_tells_of_others(two: Workers) -> None:
     for one in two.rigs:
         one.engine.pause_s = 0.05
-    streams = [await two.submit(f"r{number}", 1) for number in range(3)]
+    streams = [await two.submit() for _ in range(3)]
     loads = [side.worker.load for side in two.sides]
     assert sum(loads) == 3, "at once, without a word of the worker's"
     await until(lambda: any(side.worker.holding(digest_of(1)) for side in two.sides))
@@ -307,14 +263,14 @@ async def test_nobody_serves_for_a_moment_who_is_not_admitted(linking: Linking) 
     stranger = await linking.link(replace(CONTRACT, model="another"))
     seen: list[tuple[bool, bool]] = []
     fleet.add(stranger)
-    judge = stranger._watcher
+    judge = stranger.on_change
     assert judge is not None
 
     def judged() -> None:
         judge()
         seen.append((stranger.is_connected, stranger in fleet.serving))
 
-    stranger.watch(judged)
+    stranger.on_change = judged
     await until(lambda: stranger.is_connected)
     assert seen == [(True, False)], "decided in the very step in which it connected"
 
