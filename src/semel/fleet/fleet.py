@@ -393,7 +393,7 @@ def fleet_samples(fleet: Fleet, *, per_worker: bool = True) -> Iterator[Sample]:
         if worker.is_connected:
             yield metrics.LINK_KEY_GENERATION, worker.generation, (worker.name,)
         yield metrics.WORKER_EJECTED, fleet.is_ejected(worker), (worker.name,)
-        yield metrics.WORKER_RUNNING, worker.running, (worker.name,)
+        yield metrics.WORKER_RUNNING, worker.load, (worker.name,)
     for worker, reason in refusals.items():
         yield metrics.WORKER_REFUSED, 1, (worker.name, reason)
 
