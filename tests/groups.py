@@ -1,4 +1,4 @@
-"""Which tests follow one another in one process when several run them: those of a file, and those that share an engine.
+"""Tests that follow one another in one process: those of a file, and those that share an engine or a model's libraries.
 
 A start of an engine takes half a minute, and CI has a budget of them (`tests/budget.py`).
 """
@@ -13,7 +13,16 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 FAMILIES: Final = ("tests/engine/test_families.py", "tests/engine/test_hostile_features.py")
+LIBRARIES: Final = (
+    *("tests/processing/test_audio_copies.py", "tests/processing/test_hf.py", "tests/processing/test_lay_out.py"),
+    *("tests/processing/test_quick.py", "tests/render/test_parity.py", "tests/render/test_pipeline.py"),
+    *("tests/render/test_warmup.py", "tests/security/test_s14_special_tokens.py", "tests/security/test_s7_words.py"),
+    *("tests/security/test_s8_degenerate.py", "tests/testing/test_families.py", "tests/testing/test_models.py"),
+)
+"""Files whose fast tests load transformers and build tiny models: ten seconds of CPU in each process that does."""
+
 SHARED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(LIBRARIES, "transformers"),
     "tests/engine/test_qwen2_vl.py": "qwen2-vl",
     "tests/engine/test_transcriptions.py": "whisper",
     "tests/engine/test_torn_bytes.py": "vLLM's processor",

@@ -10,7 +10,7 @@ import gc
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
@@ -111,13 +111,17 @@ def c_calls(work: Callable[[], object]) -> list[str]:
     return names
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """The most memory that a call has at a time: a copy of a list shows, even if no element of it is looked at."""
+def peak_bytes(work: Callable[[], object], *refusals: type[Exception]) -> int:
+    """The most memory that a call has at a time: a copy of a list shows, even if no element of it is looked at.
+
+    It may end with one of the errors.
+    """
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        work()
+        with suppress(*refusals):
+            work()
         return tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()

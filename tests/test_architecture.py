@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+
+import pytest
 
 from tools.layers import LAYERS, PAGES, ROOT, SOURCE, imports_of, layer_of, modules, nodes_of, tree_of, with_table
 
@@ -19,6 +22,16 @@ EXCEPTIONS: Mapping[str, str] = {}
 """Identifiers that end in one of the words all the same, each with its reason."""
 
 Graph = Mapping[str, Iterable[str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """All that is parsed goes at the end, and is not walked by collections meanwhile: half a million objects."""
+    gc.disable()
+    yield
+    tree_of.cache_clear()
+    nodes_of.cache_clear()
+    gc.enable()
 
 
 def import_graph() -> dict[str, frozenset[str]]:

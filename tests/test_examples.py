@@ -39,11 +39,11 @@ def test_the_scheduler_encodes_an_image_again_only_where_it_had_to_go() -> None:
 def test_an_agent_sends_each_screenshot_once() -> None:
     with serve_references(ReferenceServer(text="I click on the red window.")) as server:
         url = server.url.removesuffix("/v1")
-        once = run_example("screenshots.py", "--url", url, "--turns", 12).splitlines()
-        again = run_example("screenshots.py", "--url", url, "--turns", 12, "--plain").splitlines()
-    assert [len(once), len(again)] == [13, 13]
+        once = run_example("screenshots.py", "--url", url, "--turns", 8).splitlines()
+        again = run_example("screenshots.py", "--url", url, "--turns", 8, "--plain").splitlines()
+    assert [len(once), len(again)] == [9, 9]
     sent = [int(line.rpartition(",  ")[2].split()[-3].replace(",", "")) for line in once[:-1]]
     assert max(sent) < 1.5 * min(sent), "each turn sends one screenshot"
     total, plain = (int(lines[-1].split()[0].replace(",", "")) for lines in (once, again))
     assert total < plain / 4
-    assert server.expanded[11]["messages"] == server.expanded[23]["messages"]
+    assert server.expanded[7]["messages"] == server.expanded[15]["messages"]

@@ -24,11 +24,6 @@ WRITES = {
 """What jobs may write: signatures, images, the package, the page of a release."""
 
 
-def keeps_to(schema: str, *files: Path) -> bool:
-    command = [str(TOOLS / "check-jsonschema"), "--builtin-schema", schema, *map(str, files)]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
-
-
 def commands(text: str) -> list[str]:
     return [step["run"] for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"] if "run" in step]
 
@@ -42,11 +37,10 @@ def commands(text: str) -> list[str]:
         ("vendor.github-issue-forms", FORMS),
     ],
 )
-def test_what_the_forge_reads_keeps_to_its_schema(schema: str, files: list[Path], tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.yml"
-    wrong.write_text("on: push\njobs:\n  one:\n    runs-on: here\n    imagine: this\n    steps: []\n")
-    assert keeps_to(schema, *files)
-    assert not keeps_to(schema, wrong)
+def test_what_the_forge_reads_keeps_to_its_schema(schema: str, files: list[Path]) -> None:
+    command = [str(TOOLS / "check-jsonschema"), "--builtin-schema", schema, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_workflows_run_the_scripts_that_a_contributor_runs() -> None:
@@ -168,18 +162,9 @@ def test_an_image_without_a_digest_is_not_signed(tmp_path: Path) -> None:
     assert outputs == ""
 
 
-def test_hooks_before_a_commit_are_local_and_there(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text("repos: [{repo: local, hooks: [{id: nothing}]}]\n")
+def test_hooks_before_a_commit_are_local_and_there() -> None:
     config = ROOT / ".pre-commit-config.yaml"
-    codes = [
-        subprocess.run(
-            [TOOLS / "pre-commit", "validate-config", file], capture_output=True, timeout=60, check=False
-        ).returncode
-        for file in (config, wrong)
-    ]
-    assert codes[0] == 0
-    assert codes[1] != 0
+    subprocess.run([TOOLS / "pre-commit", "validate-config", config], capture_output=True, timeout=60, check=True)
     repositories = yaml.safe_load(config.read_text())["repos"]
     assert [repository["repo"] for repository in repositories] == ["local"]
     for hook in repositories[0]["hooks"]:

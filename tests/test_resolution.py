@@ -11,13 +11,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from semel.processing.fingerprint import PACKAGES
-from tools.resolution import differences, pinned
+from tools.resolution import pinned
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
-RESOLVED = {"av": "18.1.0", "numpy": "2.3.5", "transformers": "5.19.0"}
-UNBOUNDED = {"av": "18.1.0", "numpy": "2.4.6", "transformers": "5.22.2"}
-"""What `transformers>=5.16` and `numpy>=2` led to."""
 
 
 def includes(extra: str) -> set[str]:
@@ -28,17 +25,6 @@ def includes(extra: str) -> set[str]:
 
 def has_upper_bound(requirement: Requirement) -> bool:
     return any(part.operator in {"<", "<=", "==", "~="} for part in requirement.specifier)
-
-
-def test_frontends_and_workers_with_the_same_versions_can_work_together() -> None:
-    assert not differences(RESOLVED, dict(RESOLVED), tuple(RESOLVED))
-
-
-def test_another_version_on_one_side_is_found() -> None:
-    assert differences(UNBOUNDED, RESOLVED, tuple(RESOLVED)) == [
-        "numpy: 2.4.6 for a frontend, 2.3.5 for a worker",
-        "transformers: 5.22.2 for a frontend, 5.19.0 for a worker",
-    ]
 
 
 def test_the_packages_of_the_fingerprint_are_one_extra_that_frontends_and_workers_include() -> None:

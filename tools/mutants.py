@@ -271,7 +271,7 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "lab/verify/parity.py",
         "later = differences(parity.questions, parity.semel_at_once, parity.vllm, tolerance)",
         "later: list[Difference] = []",
-        "tests/verify/test_at_once.py::test_answers_that_differ_only_at_once_are_found",
+        "tests/verify/test_verify.py::test_answers_that_differ_only_at_once_are_found",
     ),
     Mutant(
         "inspection in the pool has no tenant",

@@ -22,7 +22,7 @@ from semel.cli.app import app as command_line
 from semel.cli.checks.engine_flags import read_engine_flags
 from semel.engine.vllm.compat.flags import FlagSource
 from tests.claims.flags import HEAD
-from tests.claims.pages import BLOCK, ROOT, Pages
+from tools.pages import BLOCK, ROOT, Pages
 
 BLOCK_PAGES: Final = ("README.md", "docs/get-started/*", "docs/deploy/*")
 PROGRAMS: Final = ("bash", "sh", "console", "python", "yaml")

@@ -13,7 +13,7 @@ from semel.engine.vllm.compat.versions import TESTED
 from semel.lab.testing.models import FAMILIES
 from semel.processing import FAMILIES as FAST_FAMILIES
 from semel.telemetry.metrics import METRICS
-from tests.claims.pages import ROOT, Pages, blank
+from tools.pages import ROOT, Pages, blank
 from tools.start_mistakes import MISTAKES
 
 _WORDS: Final = """

@@ -13,7 +13,7 @@ import typer
 from semel.cli.app import app as command_line
 from semel.engine.vllm.compat.flags import FlagSource
 from semel.engine.vllm.compat.server_flags import FORMER_FLAGS, SERVER_FLAGS
-from tests.claims.pages import ROOT, Pages, blank, code_lines
+from tools.pages import ROOT, Pages, blank, code_lines
 
 TOOLS: Final[Mapping[str, str]] = {
     "apt-get": "--yes --no-install-recommends",

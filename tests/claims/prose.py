@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tests.claims.pages import LINK, Pages, blank
+from tools.pages import LINK, Pages, blank
 
 BANNED: Final[Mapping[str, str]] = {
     r"dear(?:er|est|ly)?": "expensive",

@@ -14,7 +14,7 @@ from semel.frontend.routes.unsupported import UNSUPPORTED
 from semel.frontend.service import FrontendState
 from semel.telemetry import Meter
 from semel.worker.admin import create_admin_app
-from tests.claims.pages import Pages, code_lines, vllm_folder
+from tools.pages import Pages, code_lines, vllm_folder
 
 SAY_SO: Final = (
     *("docs/api/routes.md", "docs/get-started/c*.md", "docs/use-cases/rollouts.md", "docs/operate/upgrading.md"),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.claims import blocks, facts, flags, prose, quotes, routes
-from tests.claims.pages import ROOT, Pages, read_pages
+from tests.claims import blocks, facts, flags, prose, routes
+from tools import quotes
+from tools.pages import ROOT, Pages, read_pages
 
 MODELS, THREATS, ROUTES = "docs/get-started/models.md", "docs/security/threats.md", "docs/api/routes.md"
 WORDS = ("CHANGELOG.md", "ROADMAP.md", "CONTRIBUTING.md")
@@ -51,21 +52,6 @@ CHECKS: dict[str, tuple[Callable[[Pages], Iterable[str]], tuple[str, ...]]] = {
 
 FIGURE = "## Speed\n`semel bench cache` says <!-- figure a.b -->1.5×<!-- /figure -->.\n"
 README = {"README.md": "[one](docs/a/one.md)\n"}
-PHRASES = (
-    *(
-        "dear",
-        "mended",
-        "foretold",
-        "beside",
-        "whoever",
-        "processor time",
-        "Pictures",
-        "is told",
-        "takes turns",
-        "desk",
-    ),
-    *("shelf", "keeper", "bulletin", "news", "ghost", "condemned", "vouches"),
-)
 NAV = "nav:\n  - One: a/one.md\n  - Two: a/two.md\n  - Three: a/three.md\n"
 LIES: list[tuple[Callable[[Pages], Iterable[str]], str, str, str]] = [
     (quotes.faults, "README.md", "<!-- quote a.b -->1.6×<!-- /quote -->", "1.6× is quoted, 1.5× is defined"),
@@ -101,14 +87,6 @@ LIES: list[tuple[Callable[[Pages], Iterable[str]], str, str, str]] = [
     (facts.wrong_counts, "README.md", "18 classes of attack fail", "18 classes of attack: there are"),
     (facts.wrong_counts, "README.md", "the 23 tested families", "23 tested families"),
     (facts.wrong_counts, "README.md", "Six fast families", "Six fast families: there are 7"),
-    (
-        facts.wrong_counts,
-        "README.md",
-        "16 of the 24 tested families",
-        "16 of the 24 tested families: there are 7 or 17",
-    ),
-    (facts.wrong_counts, "README.md", "it serves twelve families", "twelve families"),
-    (facts.wrong_counts, "README.md", "Two plug-ins decide", "Two plug-ins: there are"),
     (facts.wrong_counts, "README.md", "99 metrics", "99 metrics"),
     (facts.wrong_counts, "README.md", "nineteen typical mistakes", "nineteen typical mistakes"),
     (facts.wrong_versions, "README.md", "vLLM 0.30 runs it", "vLLM 0.30"),
@@ -135,9 +113,9 @@ LIES: list[tuple[Callable[[Pages], Iterable[str]], str, str, str]] = [
     (blocks.refused_commands, "docs/a.md", "```console\n$ semel serve M --port eighty\n```", "--port eighty"),
     (blocks.refused_commands, "docs/a.md", "```console\n$ semel serve M --dtype fp16\n```", "--dtype fp16"),
     (blocks.refused_commands, "docs/a.md", "```bash\nsemel start M\n```", "start"),
-    *((prose.banned_phrases, "docs/a.md", f"It {one} there.", f"docs/a.md:1: '{one}'") for one in PHRASES),
+    (prose.banned_phrases, "docs/a.md", "It takes processor time.", "docs/a.md:1: 'processor time'"),
+    (prose.banned_phrases, "docs/a.md", "\nPictures of it", "docs/a.md:2: 'Pictures'"),
     (prose.second_statuses, "docs/a.md", "semel was not run on a GPU yet", "the README's status line says it once"),
-    (prose.second_statuses, "docs/a.md", "| a GPU | not run yet |", "the README's status line"),
     (prose.second_statuses, "README.md", "Nobody has run it on a GPU.\nIt was never tested on a GPU.", "README.md:2"),
     (prose.second_statuses, "README.md", "\n" * 40 + "Nobody has run semel on a GPU yet.", "README.md:41"),
 ]
@@ -156,12 +134,6 @@ def test_the_pages_say_what_is_true(name: str) -> None:
 def test_control_a_lie_is_found(check: Callable[[Pages], Iterable[str]], page: str, lie: str, finding: str) -> None:
     pages = {"docs/a/one.md": FIGURE, THREATS: "", page: lie}
     assert finding in "\n".join(check(pages))
-
-
-def test_every_phrase_that_is_banned_has_been_planted() -> None:
-    assert [
-        phrase for phrase in prose.BANNED if not any(re.fullmatch(phrase, one, re.IGNORECASE) for one in PHRASES)
-    ] == []
 
 
 def test_control_a_route_that_a_page_left_out_is_found() -> None:
@@ -233,8 +205,3 @@ def test_lines_that_need_no_engine_run_and_print_what_the_page_shows(script: str
 def test_the_control_a_page_that_shows_other_words_than_are_printed_differs() -> None:
     assert blocks.constant("acme sha256:5d4a…") == blocks.constant("acme sha256:0f1a2b3c4d")
     assert blocks.constant("keys: generations 1 and 2") != blocks.constant("keys: generation 1 and 2")
-
-
-def test_scripts_quote_finds_nothing_to_write() -> None:
-    assert quotes.requote(pages := read_pages()) == pages
-    assert os.access(ROOT / "scripts/quote", os.X_OK)

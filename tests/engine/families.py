@@ -162,9 +162,11 @@ def clips() -> list[Question]:
 
 
 def with_tensor(name: str, change: Callable[[Array], Array]) -> Change:
-    """Another tensor instead of one."""
+    """Another tensor instead of one, in a feature that has it."""
 
     def changed(feature: Feature) -> Feature:
+        if name not in feature.tensors:
+            return feature
         array = change(to_torch(feature.tensors[name]).numpy().copy())
         tensor = Tensor(str(array.dtype), array.shape, np.ascontiguousarray(array).data.cast("B"))
         return replace(feature, tensors={**feature.tensors, name: tensor})

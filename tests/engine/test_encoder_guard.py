@@ -1,8 +1,8 @@
 """The guard around the encoder, and what vLLM's real scheduler makes of its findings, stepped by hand.
 
-Test runners encode as vLLM's two model runners do, in as far as the guard has to do with it. Real ones are in
-`test_hostile_features` and, for the second, in `test_matrix`; what becomes of an engine without the guard is in
-`test_hostile_starts`.
+A test runner encodes as vLLM's first model runner does, in as far as the guard has to do with it; of the second, the
+encoder runner is vLLM's own. Real engines are in `test_hostile_features` and `test_matrix`, and what becomes of one
+without the guard in `test_hostile_starts`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,56 +92,54 @@ def encoded(items: list[Item]) -> list[Any]:
     return list(rows[: sum(sizes), None].expand(-1, WIDTH).split(sizes))
 
 
-class SecondRunner:
-    """Encodes like vLLM's second model runner: it asks what to encode, and stores what comes back."""
-
-    def __init__(self, requests: Mapping[str, list[Any]]) -> None:
-        features = {name: list(of_request) for name, of_request in requests.items()}
-        self.encoder_cache = SimpleNamespace(mm_features=features, encoder_outputs={})
-        self.model = self.device = None
-        self.batches: list[list[str]] = []
-
-    def prepare_mm_inputs(self, scheduled: Mapping[str, list[int]]) -> tuple[list[str], list[tuple[str, Any]]]:
-        features = [self.encoder_cache.mm_features[name][index] for name, ids in scheduled.items() for index in ids]
-        new = [one for one in features if one.identifier not in self.encoder_cache.encoder_outputs]
-        return [one.identifier for one in new], [(one.modality, one.data) for one in new]
-
-    def execute_mm_encoder(self, items: list[tuple[str, Item]]) -> list[Any]:
-        self.batches.append([item.identifier for _, item in items])
-        return encoded([item for _, item in items])
-
-    def step(self, scheduled: Mapping[str, list[int]]) -> None:
-        names, items = self.prepare_mm_inputs(scheduled)
-        if items:
-            self.encoder_cache.encoder_outputs.update(zip(names, self.execute_mm_encoder(items), strict=True))
-
-
 class SecondGuarded:
-    """A worker process with the second model runner, and one request per item."""
+    """A worker process with vLLM's second model runner, and one request per item: a row for each of its pixels."""
 
-    def __init__(self, *items: Item, outlives_errors: bool = True) -> None:
+    def __init__(self, *items: Item, outlives_errors: bool = True, is_guarded: bool = True) -> None:
+        import torch
+        from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+        from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
+
         from semel.engine.vllm.plugins.encoder_guard import create_guard
 
-        self.runner = SecondRunner({item.identifier: [item.feature] for item in items})
+        self.batches: list[list[int]] = []
+        self.known, device = EncoderCache(), torch.device("cpu")
+        for item in items:
+            self.known.add_request(item.identifier, [replace(item.feature, data=pixels_of(item))])
+        model = SimpleNamespace(embed_multimodal=self._embed)
+        self.runner = EncoderRunner(model, 8, WIDTH, self.known, torch.float32, device)
+        self.state = SimpleNamespace(encoder_runner=self.runner, encoder_cache=self.known)
         config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
-        state = SimpleNamespace(encoder_runner=self.runner)
-        model_runner = SimpleNamespace(model_state=state, encoder_cache=self.runner.encoder_cache)
+        model_runner = SimpleNamespace(model_state=self.state, encoder_cache=self.known, model=model, device=device)
         worker = SimpleNamespace(use_v2_model_runner=True, model_runner=model_runner, vllm_config=config)
-        guard = create_guard(worker, outlives_errors=outlives_errors)
-        assert guard is not None
-        self.guard = guard
+        self.guard: Any = create_guard(worker, outlives_errors=outlives_errors) if is_guarded else None
         self.scheduled = {item.identifier: [0] for item in items}
+
+    def _embed(self, pixels: Any) -> list[Any]:
+        self.batches.append([len(one) for one in pixels])
+        if any(one.isnan().any() for one in pixels):
+            raise IndexError("index out of range")
+        return [one[:, None].expand(-1, WIDTH) for one in pixels]
 
     def execute(self) -> dict[str, list[float]]:
         """One step; the first number of every embedding that is stored then."""
-        self.runner.step(self.scheduled)
-        outputs = self.runner.encoder_cache.encoder_outputs
-        return {name: output[:, 0].tolist() for name, output in outputs.items()}
+        from vllm.v1.worker.gpu.model_states.interface import ModelState
+
+        ModelState.execute_mm_encoder(self.state, self.scheduled)
+        return {name: output[:, 0].tolist() for name, output in self.known.encoder_outputs.items()}
 
     def rejections(self) -> tuple[Rejection, ...]:
         from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
         return read_rejections(self.guard.tell(EMPTY_MODEL_RUNNER_OUTPUT))
+
+
+def pixels_of(item: Item) -> Any:
+    import torch
+    from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
+
+    pixels = torch.full((item.rows,), float("nan") if item.raises else item.sign)
+    return MultiModalKwargsItem({"pixels": MultiModalFieldElem(pixels, MultiModalBatchedField())})
 
 
 class Guarded:
@@ -196,9 +194,11 @@ def test_what_fits_is_encoded_once_and_stored_as_it_is() -> None:
 
 
 def test_what_the_second_model_runner_encodes_is_padded_or_cut_and_said_once() -> None:
-    guarded = SecondGuarded(Item("right", 2, 2), Item("few", 2, 4), Item("many", 5, 4))
+    items = Item("right", 2, 2), Item("few", 2, 4), Item("many", 5, 4)
+    assert SecondGuarded(*items, is_guarded=False).execute() == {"right": [R, R], "few": [F, F], "many": [M] * 5}
+    guarded = SecondGuarded(*items)
     assert guarded.execute() == {"right": [R, R], "few": [F, F, 0, 0], "many": [M] * 4}
-    assert guarded.runner.batches == [["right", "few", "many"], ["right"], ["few"], ["many"]]
+    assert guarded.batches == [[2, 2, 5], [2], [2], [5]]
     assert guarded.rejections() == (FEW, Rejection("many", "image", 4, 5))
     assert guarded.rejections() == ()
 
@@ -206,71 +206,15 @@ def test_what_the_second_model_runner_encodes_is_padded_or_cut_and_said_once() -
 def test_the_second_model_runner_encodes_what_fits_once_and_nothing_that_it_has() -> None:
     guarded = SecondGuarded(Item("right", 2, 2), Item("more", 3, 3))
     assert guarded.execute() == guarded.execute() == {"right": [R, R], "more": [M] * 3}
-    assert guarded.runner.batches == [["right", "more"]]
+    assert guarded.batches == [[2, 3]]
     assert guarded.rejections() == ()
-
-
-def real_second_runner(*sizes: tuple[str, int, int]) -> tuple[Any, dict[str, list[int]]]:
-    """A worker process with vLLM's own encoder runner over a model that gives a row per pixel, and what a step encodes.
-
-    Each item has a name, pixels and room in its prompt.
-    """
-    import torch
-    from vllm.multimodal.inputs import (
-        MultiModalBatchedField,
-        MultiModalFeatureSpec,
-        MultiModalFieldElem,
-        MultiModalKwargsItem,
-        PlaceholderRange,
-    )
-    from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
-    from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
-    from vllm.v1.worker.gpu.model_states.interface import ModelState
-
-    def embed_multimodal(pixels: Any) -> list[Any]:
-        return [torch.full((len(one), WIDTH), float(len(one))) for one in pixels]
-
-    known, device = EncoderCache(), torch.device("cpu")
-    for name, pixels, room in sizes:
-        part = MultiModalFieldElem(torch.zeros(pixels), MultiModalBatchedField())
-        item = MultiModalKwargsItem({"pixels": part})
-        known.add_request(name, [MultiModalFeatureSpec(item, "image", name, PlaceholderRange(0, room))])
-    model = SimpleNamespace(embed_multimodal=embed_multimodal)
-    runner = EncoderRunner(model, 8, WIDTH, known, torch.float32, device)
-    state = SimpleNamespace(encoder_runner=runner, encoder_cache=known)
-    state.step = lambda scheduled: ModelState.execute_mm_encoder(state, scheduled)
-    config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
-    model_runner = SimpleNamespace(model_state=state, encoder_cache=known, model=model, device=device)
-    worker = SimpleNamespace(use_v2_model_runner=True, model_runner=model_runner, vllm_config=config)
-    return worker, {name: [0] for name, *_ in sizes}
-
-
-@pytest.mark.parametrize("is_guarded", [True, False], ids=["guarded", "the control"])
-def test_vllm_s_own_second_encoder_runner_stores_what_fits(is_guarded: bool) -> None:
-    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
-
-    from semel.engine.vllm.plugins.encoder_guard import create_guard
-
-    worker, scheduled = real_second_runner(("right", 3, 3), ("few", 2, 4), ("many", 5, 4))
-    guard = create_guard(worker, outlives_errors=True) if is_guarded else None
-    state = worker.model_runner.model_state
-    state.step(scheduled)
-    outputs = state.encoder_cache.encoder_outputs
-    rows = {name: len(output) for name, output in outputs.items()}
-    if guard is None:
-        assert rows == {"right": 3, "few": 2, "many": 5}
-        return
-    assert rows == {"right": 3, "few": 4, "many": 4}
-    assert outputs["few"][:, 0].tolist() == [2, 2, 0, 0]
-    assert read_rejections(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (FEW, Rejection("many", "image", 4, 5))
-    state.step(scheduled)
-    assert read_rejections(guard.tell(EMPTY_MODEL_RUNNER_OUTPUT)) == (), "nothing was encoded again"
 
 
 def test_items_of_the_second_model_runner_s_own_are_not_counted() -> None:
     """vLLM measures its encoder at the start, with items that no request has."""
     guarded = SecondGuarded(Item("right", 2, 2))
-    assert [len(output) for output in guarded.runner.execute_mm_encoder([("image", Item("own", 7, 9))])] == [7]
+    own = [("image", pixels_of(Item("own", 7, 9)))]
+    assert [len(output) for output in guarded.runner.execute_mm_encoder(own)] == [7]
     assert guarded.rejections() == ()
 
 

@@ -60,7 +60,7 @@ def tell(guarded: Guarded | SecondGuarded) -> int:
 def outputs_on(device: LateDevice, guarded: Guarded | SecondGuarded) -> None:
     from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 
-    guarded.guard._findings._finite = FiniteOutputs(device.to_host)  # type: ignore[attr-defined]
+    guarded.guard._findings._finite = FiniteOutputs(device.to_host)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", [Guarded, SecondGuarded])

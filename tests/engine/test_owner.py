@@ -84,15 +84,6 @@ async def test_a_hung_parent_in_between_keeps_nobody(tmp_path: Path) -> None:
         await until(lambda: gone([last]), within_s=10)
 
 
-def test_one_whose_owner_has_ended_before_it_looked_ends_too() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    program = "from semel.engine.owner import end_with_owner; end_with_owner(); print('still there')"
-    environment = os.environ | {OWNER: str(ended.pid)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (-9, b"")
-
-
 def test_the_command_watches_as_soon_as_it_is_imported() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass

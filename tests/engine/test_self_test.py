@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semel.core import Contract, Feature, Layout, Mask, Media, Modality, Target, Tensor
+from semel.core import Contract, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.model.processor import VllmProcessor
 from semel.engine.vllm.model.self_test import Assemble, SelfTest, assembling
 from semel.errors import ConfigError
-from semel.processing import to_torch
 from semel.processing.hf import HfProcessor
+from tests.engine.families import Change, one_token_more, with_a_mark_as_embedding, with_layout, with_tensor
 
 Folder = Callable[[str], Path]
-Change = Callable[[Feature], Feature]
 TARGET = Target("float32")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -68,41 +67,22 @@ def own_assemble(test: SelfTest) -> Assemble:
     return assembling(test.processor, test.engine.info.get_tokenizer())
 
 
-def tensor(name: str, change: Callable[[Any], Any]) -> Change:
-    """Another tensor instead of one."""
-
-    def changed(feature: Feature) -> Feature:
-        if name not in feature.tensors:
-            return feature
-        array = np.ascontiguousarray(change(to_torch(feature.tensors[name]).numpy().copy()))
-        shape = change(to_torch(feature.tensors[name]).numpy().copy()).shape
-        return replace(
-            feature, tensors={**feature.tensors, name: Tensor(str(array.dtype), shape, array.data.cast("B"))}
-        )
-
-    return changed
-
-
-def layout(change: Callable[[Layout], Layout]) -> Change:
-    return lambda feature: replace(feature, layout=change(feature.layout))
-
-
 def of_large_ones(change: Change) -> Change:
     return lambda feature: change(feature) if feature.origin and max(feature.origin.shape) > 1_000 else feature
 
 
 DIFFERENCES: Mapping[str, tuple[str, Change, str]] = {
-    "a dimension": ("llava", tensor("pixel_values", lambda a: a[:, :, 1:]), r"pixel_values is .*\[3, 84, 83\]"),
-    "a dimension more": ("llava", tensor("pixel_values", lambda a: a[None]), r"\[1, 3, 84, 84\]"),
-    "a dtype": ("llava", tensor("pixel_values", lambda a: a.astype(np.float64)), r"Tensor\(float64"),
+    "a dimension": ("llava", with_tensor("pixel_values", lambda a: a[:, :, 1:]), r"pixel_values is .*\[3, 84, 83\]"),
+    "a dimension more": ("llava", with_tensor("pixel_values", lambda a: a[None]), r"\[1, 3, 84, 84\]"),
+    "a dtype": ("llava", with_tensor("pixel_values", lambda a: a.astype(np.float64)), r"Tensor\(float64"),
     "one value of a hundred thousand": (
         "llava",
-        tensor("pixel_values", lambda a: np.where(np.arange(a.size).reshape(a.shape) == 7, a + 1, a)),
+        with_tensor("pixel_values", lambda a: np.where(np.arange(a.size).reshape(a.shape) == 7, a + 1, a)),
         "pixel_values of an image of 56×56 is .* but has other values",
     ),
     "colours swapped, of large images only": (
         "llava",
-        of_large_ones(tensor("pixel_values", lambda a: a[::-1])),
+        of_large_ones(with_tensor("pixel_values", lambda a: a[::-1])),
         "pixel_values of an image of 1024×768 is .* but has other values",
     ),
     "a field that is lost": (
@@ -110,21 +90,29 @@ DIFFERENCES: Mapping[str, tuple[str, Change, str]] = {
         lambda feature: replace(feature, tensors={k: v for k, v in feature.tensors.items() if "grid" not in k}),
         "has the tensors",
     ),
-    "a grid turned round": ("qwen2-vl", tensor("image_grid_thw", lambda a: a[[0, 2, 1]]), "image_grid_thw of an image"),
+    "a grid turned round": (
+        "qwen2-vl",
+        with_tensor("image_grid_thw", lambda a: a[[0, 2, 1]]),
+        "image_grid_thw of an image",
+    ),
     "one token more": (
         "llava",
-        layout(lambda its: Layout((*its.token_ids, its.token_ids[0]))),
+        with_layout(one_token_more),
         "pixel_values gives 36 embeddings",
     ),
-    "another token": ("qwen2-vl", layout(lambda its: Layout((5,) * len(its))), "its tensors make"),
-    "a mask": (
-        "idefics3",
-        layout(lambda its: Layout(its.token_ids, Mask([1, *its.mask.bits[1:]] if its.mask else [1] * len(its)))),
-        "embeddings",
+    "another token": ("qwen2-vl", with_layout(lambda ids: Layout((5,) * len(ids))), "its tensors make"),
+    "a mask": ("idefics3", with_a_mark_as_embedding, "embeddings"),
+    "an attention mask": ("idefics3", with_tensor("pixel_attention_mask", lambda a: a * 0), "pixel_attention_mask"),
+    "a number that no encoder can take": (
+        "llava",
+        with_tensor("pixel_values", lambda a: a * 0 + 3e38),
+        "beyond ±65,504",
     ),
-    "an attention mask": ("idefics3", tensor("pixel_attention_mask", lambda a: a * 0), "pixel_attention_mask"),
-    "a number that no encoder can take": ("llava", tensor("pixel_values", lambda a: a * 0 + 3e38), "beyond ±65,504"),
-    "a number that is not one": ("llava", tensor("pixel_values", lambda a: a * np.nan), "values that are no numbers"),
+    "a number that is not one": (
+        "llava",
+        with_tensor("pixel_values", lambda a: a * np.nan),
+        "values that are no numbers",
+    ),
 }
 
 
@@ -179,7 +167,7 @@ def test_a_difference_switches_its_modality_off_and_no_other(
     bench: Callable[[str], SelfTest], caplog: pytest.LogCaptureFixture
 ) -> None:
     test = bench("qwen2-vl")
-    wrong = Planted(test.processor, tensor("video_grid_thw", lambda a: a + 1))
+    wrong = Planted(test.processor, with_tensor("video_grid_thw", lambda a: a + 1))
     verdict = replace(test, processor=wrong).run()
     assert verdict.faults.keys() == {"video"}
     contract = verdict.admitted(test.contract)
@@ -189,7 +177,7 @@ def test_a_difference_switches_its_modality_off_and_no_other(
 
 def test_a_model_of_which_nothing_is_left_is_refused_with_the_difference(bench: Callable[[str], SelfTest]) -> None:
     test = bench("llava")
-    verdict = replace(test, processor=Planted(test.processor, tensor("pixel_values", lambda a: a + 1))).run()
+    verdict = replace(test, processor=Planted(test.processor, with_tensor("pixel_values", lambda a: a + 1))).run()
     with pytest.raises(ConfigError, match="would not serve llava as vLLM does: pixel_values of an image of 56×56"):
         verdict.admitted(test.contract)
 

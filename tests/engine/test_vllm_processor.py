@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from semel.core import Feature, Media, Target
+from semel.core import Media, Target
 from semel.engine.vllm.compat import versions
 from semel.engine.vllm.model.processor import VllmProcessor
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaTooLarge, MediaUndecodable
@@ -21,6 +20,7 @@ from semel.processing import HfProcessor, Pool
 from semel.processing.pool.pipe import Description
 from semel.processing.processor import load_processor
 from tests.engine.parity import clip, draw_image, video
+from tests.engine.test_rendering_flags import content, picture
 
 Folder = Callable[[str], Path]
 
@@ -38,39 +38,9 @@ def qwen(tiny: Folder) -> VllmProcessor:
 
 
 @pytest.fixture(scope="module")
-def stranger(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder, but for its weights, of a family that vLLM knows and semel does not."""
-    from transformers import AutoTokenizer, LlavaNextImageProcessor, LlavaNextProcessor
-
-    source, folder = tiny("llava"), tmp_path_factory.mktemp("stranger")
-    grid = [[84, 168], [168, 84], [168, 168]]
-    images = LlavaNextImageProcessor(
-        size={"shortest_edge": 84}, crop_size={"height": 84, "width": 84}, image_grid_pinpoints=grid
-    )
-    LlavaNextProcessor(
-        images,
-        AutoTokenizer.from_pretrained(source),
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        image_token="<image>",
-        num_additional_image_tokens=1,
-    ).save_pretrained(folder)
-    images.save_pretrained(folder)
-    config = json.loads((source / "config.json").read_text())
-    named = {"model_type": "llava_next", "architectures": ["LlavaNextForConditionalGeneration"]}
-    (folder / "config.json").write_text(json.dumps({**config, **named, "image_grid_pinpoints": grid}))
-    return folder
-
-
-def content(feature: Feature) -> object:
-    tensors = {name: (tensor.dtype, tensor.shape, bytes(tensor.data)) for name, tensor in feature.tensors.items()}
-    return feature.modality, tensors, feature.layout
-
-
-def image(width: int, height: int) -> Media:
-    buffer = io.BytesIO()
-    Image.linear_gradient("L").resize((width, height)).convert("RGB").save(buffer, "PNG")
-    return Media("image", buffer.getvalue(), "image/png")
+def stranger(tiny: Folder) -> Path:
+    """Of a family that vLLM knows and semel does not."""
+    return tiny("llava-next")
 
 
 @pytest.mark.parametrize(
@@ -119,9 +89,9 @@ def test_features_of_videos_are_those_of_the_hf_processor_bit_for_bit(
 
 def test_options_of_the_request_act_as_on_the_hf_processor(tiny: Folder, qwen: VllmProcessor) -> None:
     options = {"size": {"shortest_edge": 3_136, "longest_edge": 28 * 28 * 16}}
-    limited = qwen.process(image(560, 560), options)
-    assert limited.layout.num_embeds <= 16 < qwen.process(image(560, 560)).layout.num_embeds
-    assert content(limited) == content(HfProcessor.load(tiny("qwen2-vl"), BYTES).process(image(560, 560), options))
+    limited = qwen.process(picture(560, 560), options)
+    assert limited.layout.num_embeds <= 16 < qwen.process(picture(560, 560)).layout.num_embeds
+    assert content(limited) == content(HfProcessor.load(tiny("qwen2-vl"), BYTES).process(picture(560, 560), options))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +101,7 @@ def test_an_option_that_reaches_past_the_picture_is_refused_S1_S15(
     qwen: VllmProcessor, options: dict[str, object]
 ) -> None:
     with pytest.raises(InvalidRequest, match="mm_processor_kwargs"):
-        qwen.process(image(56, 56), options)
+        qwen.process(picture(56, 56), options)
 
 
 def test_what_cannot_be_used_is_refused_in_the_words_of_the_hf_processor_S7_S8(
@@ -141,8 +111,8 @@ def test_what_cannot_be_used_is_refused_in_the_words_of_the_hf_processor_S7_S8(
     refused = [
         (Media("audio", b"RIFF"), InvalidRequest),
         (Media("image", b"not an image"), MediaUndecodable),
-        (image(2, 2_000), MediaUndecodable),
-        (image(1, 1), MediaDegenerate),
+        (picture(2, 2_000), MediaUndecodable),
+        (picture(1, 1), MediaDegenerate),
         (Media("video", b"not a video"), MediaUndecodable),
         (Media("video", video(np.random.default_rng(0), seconds=0.1)), MediaDegenerate),
     ]
@@ -166,7 +136,7 @@ def test_a_clip_too_short_to_be_heard_is_refused_S8(tiny: Folder) -> None:
 def test_the_limits_of_decoding_hold_S5(tiny: Folder) -> None:
     limited = VllmProcessor.load(tiny("qwen2-vl"), BYTES, DecodeLimits(max_image_pixels=10_000))
     with pytest.raises(MediaTooLarge, match="the limit is 10,000"):
-        limited.process(image(101, 100))
+        limited.process(picture(101, 100))
 
 
 def test_the_fingerprint_says_vllm_and_is_never_that_of_the_hf_processor(tiny: Folder, tmp_path: Path) -> None:
@@ -214,7 +184,7 @@ async def test_auto_gives_an_unknown_family_to_vllm_in_every_process_of_the_pool
     pool = await Pool.start(stranger, FLOATS, spares=0)
     try:
         assert pool.description == Description.of(here)
-        for media in (image(140, 84), image(84, 140), image(168, 168)):
+        for media in (picture(140, 84), picture(84, 140), picture(168, 168)):
             made = await pool.process(media)
             assert content(made) == content(here.process(media))
             assert made.layout.num_embeds > 36

@@ -10,7 +10,6 @@ import json
 import pickle
 import re
 import struct
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from semel.interchange.safetensors import read
 from semel.processing.pool.pipe import decode_answer, decode_order, read_header
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode
 from semel.wire.limits import Limits
+from tests.operations import peak_bytes
 
 SOURCE = Path(semel.__file__).parent
 MODULES = {"cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
@@ -100,24 +100,11 @@ def test_a_pickle_is_refused_by_every_reader_and_does_nothing(reader: str, tmp_p
     assert not ours.exists()
 
 
-def peak_of(work: Callable[[], object]) -> int:
-    """The most memory that `work` takes, whether it succeeds or not."""
-    tracemalloc.start()
-    try:
-        work()
-    except (InvalidRequest, ProtocolError):
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    return peak
-
-
 def test_a_length_that_is_only_announced_makes_nobody_allocate_it() -> None:
     header = struct.pack("<IQ", 16, 64 * MIB)
-    naive = peak_of(lambda: bytearray(struct.unpack("<IQ", header)[1]))
+    naive = peak_bytes(lambda: bytearray(struct.unpack("<IQ", header)[1]))
     assert naive >= 64 * MIB
-    assert peak_of(lambda: read_header(header, max_payload_bytes=MIB)) < MIB
+    assert peak_bytes(lambda: read_header(header, max_payload_bytes=MIB), ProtocolError) < MIB
     with pytest.raises(ProtocolError, match="the limits are"):
         read_header(header, max_payload_bytes=MIB)
     file = memoryview((1 << 60).to_bytes(8, "little") + b"{}")
@@ -140,7 +127,7 @@ def test_tensors_that_lie_over_each_other_are_refused_and_not_copied_out_of_one_
         header = json.loads(bytes(file[8:begin]))
         return [bytes(file[begin:][slice(*head["data_offsets"])]) for head in header.values()]
 
-    assert peak_of(naive) >= 64 * MIB
-    assert peak_of(lambda: read(file)) < MIB
+    assert peak_bytes(naive) >= 64 * MIB
+    assert peak_bytes(lambda: read(file), InvalidRequest) < MIB
     with pytest.raises(InvalidRequest, match="no gap, no overlap"):
         read(file)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from semel.cache import LruCache
-from semel.core import Keyring
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
@@ -27,11 +26,8 @@ from semel.store.store import MediaStore
 from semel.store.upload import FRONTEND, Payer
 from tests.frontend.rig import KEY, Rig, rig
 from tests.operations import counting_operations
-from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, image_part
-from tests.security.worlds import ACME, CHAT, RENDER, UMBRA, share_everything, with_part
-
-__all__ = ["folder", "parts_renderer"]
+from tests.security.worlds import ACME, CHAT, KEYS, RENDER, UMBRA, share_everything, with_part
 
 FILES = "/v1/files"
 PAIRS = 2
@@ -77,8 +73,7 @@ class PlainObjects(BucketObjects):
 @asynccontextmanager
 async def world(home: Path, renderer: ChatRenderer) -> AsyncIterator[Rig]:
     drawing = Drawing(renderer, LruCache(256 * FEATURE_BYTES))
-    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
-    async with rig(home, drawing.pipeline, engine_bytes=256 * FEATURE_BYTES, keys=keys) as made:
+    async with rig(home, drawing.pipeline, engine_bytes=256 * FEATURE_BYTES, keys=KEYS) as made:
         store = MediaStore(PlainObjects(), key=KEY, capacity_bytes=1 << 30, ttl_s=1_000_000)
         await store.refresh()
         made.service.media_store, serving = store, made.service.serving()

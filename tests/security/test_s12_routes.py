@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 
 from semel.cache import LruCache
-from semel.core import Keyring
 from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.routes.unsupported import UNSUPPORTED
 from semel.render import ChatRenderer, Pipeline
 from tests.frontend.rig import rig
 from tests.frontend.test_intents import agents_body
 from tests.operations import counting_operations
-from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing
 from tests.security.test_s17_authentication import routes_of
 from tests.security.worlds import (
@@ -35,6 +33,7 @@ from tests.security.worlds import (
     CLIPS,
     FILE_FORM,
     GENERATE,
+    KEYS,
     NAME,
     RENDER,
     UMBRA,
@@ -49,8 +48,6 @@ from tests.security.worlds import (
     with_part,
     with_parts,
 )
-
-__all__ = ["folder", "parts_renderer"]
 
 
 @dataclass(frozen=True)
@@ -311,8 +308,7 @@ async def check_no_clock_tells(
     compared one by one (`View.work`).
     """
     drawing = Drawing(renderer, LruCache(256 * FEATURE_BYTES))
-    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
-    async with rig(tmp_path, drawing.pipeline, engine_bytes=256 * FEATURE_BYTES, keys=keys) as app:
+    async with rig(tmp_path, drawing.pipeline, engine_bytes=256 * FEATURE_BYTES, keys=KEYS) as app:
 
         async def cost(key: str, number: int) -> int:
             with counting_operations(own=not tolerance) as counted:

@@ -17,7 +17,10 @@ from semel.render import ChatRequest, Conversation, Pipeline
 from semel.render.tokens.expand import expand
 from tests.conftest import Folder
 
-CHATTING = ("gemma3", "idefics3", "llava", "qwen2-audio", "qwen2-vl", "qwen2.5-vl")
+CHATTING = [
+    *("gemma3", "qwen2-vl"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("idefics3", "llava", "qwen2-audio", "qwen2.5-vl")),
+]
 """The families with a chat template that semel knows."""
 
 

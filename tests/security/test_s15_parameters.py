@@ -6,9 +6,6 @@ CVE-2025-61620, CVE-2025-62426, CVE-2026-34756. What a sandbox gives to template
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,26 +13,16 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel
 
-from semel.cache import LruCache
 from semel.errors import TemplateError
 from semel.frontend.api.openai import requests
 from semel.frontend.service import ServedModel
-from semel.render import ChatRenderer
 from semel.render.chat.sandbox import Template
-from tests.frontend.rig import MAX_IMAGES, Rig, rig
-from tests.render.conftest import folder, parts_renderer
-from tests.render.drawn import FEATURE_BYTES, Drawing, chat
-
-__all__ = ["folder", "parts_renderer"]
+from tests.frontend.rig import MAX_IMAGES, Rig
+from tests.operations import peak_bytes
+from tests.render.drawn import chat
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MIB = 1024**2
-
-
-@pytest.fixture
-async def app(tmp_path: Path, parts_renderer: ChatRenderer) -> AsyncIterator[Rig]:
-    async with rig(tmp_path, Drawing(parts_renderer, LruCache(8 * FEATURE_BYTES)).pipeline) as made:
-        yield made
 
 
 @pytest.mark.parametrize(
@@ -97,29 +84,18 @@ BOMBS = {
 }
 
 
-def peak_of(template: Any) -> int:
-    tracemalloc.start()
-    try:
-        template.render({"n": 64 * MIB})
-    except (TemplateError, OverflowError, ValueError):
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    return peak
-
-
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
 def test_a_number_that_a_client_chooses_makes_no_template_fill_the_memory(text: str) -> None:
     template = Template.compile(text, origin="test")
-    assert peak_of(template) < MIB
+    assert peak_bytes(lambda: template.render({"n": 64 * MIB}), TemplateError) < MIB
     with pytest.raises(TemplateError, match="cannot render these messages"):
         template.render({"n": 64 * MIB})
     assert template.render({"n": 3})
 
 
 def test_jinja_s_own_sandbox_multiplies_whatever_it_is_given() -> None:
-    assert peak_of(ImmutableSandboxedEnvironment().from_string(BOMBS["a repeated text"])) >= 64 * MIB
+    naive = ImmutableSandboxedEnvironment().from_string(BOMBS["a repeated text"])
+    assert peak_bytes(lambda: naive.render({"n": 64 * MIB})) >= 64 * MIB
 
 
 class _Naive(BaseModel):

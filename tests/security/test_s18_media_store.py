@@ -17,7 +17,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from semel.cache import LruCache
-from semel.core import Feature, Keyring, Media
+from semel.core import Feature, Media
 from semel.fairness.limits import KeyedLimit
 from semel.frontend.budget import Account, Budget
 from semel.frontend.limits import BudgetLimits
@@ -29,13 +29,10 @@ from semel.store.objects import BucketObjects
 from semel.store.upload import Payer, no_pin
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import KEY, Rig, rig
-from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing
-from tests.security.worlds import ACME, CHAT, UMBRA, with_part
+from tests.security.worlds import ACME, CHAT, KEYS, UMBRA, with_part
 from tests.store.stores import TIMEOUT_S, store_over
 from tests.waiting import until
-
-__all__ = ["folder", "parts_renderer"]
 
 FILES = "/v1/files"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -86,8 +83,7 @@ async def world(
     async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
         return await drawing.process(Media(media.modality, media.data.removeprefix(PNG)), options)
 
-    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
-    async with rig(home, drawing.pipeline, engine_bytes=256 * FEATURE_BYTES, keys=keys) as made:
+    async with rig(home, drawing.pipeline, engine_bytes=256 * FEATURE_BYTES, keys=KEYS) as made:
         bucket = SlowBucket()
         store = await store_over(kind(bucket, TIMEOUT_S), key=KEY)
         made.service.media_store, serving = store, made.service.serving()

@@ -20,21 +20,17 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from semel.cache import LruCache
 from semel.core import Feature, Media
 from semel.errors import InvalidRequest, MediaUndecodable, SemelError
 from semel.frontend.budget import Budget
 from semel.frontend.http.body import BodyLimits, read
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.refusal_rate import RefusalLimits
-from semel.render import ChatRenderer, Tokenizer, source_from
+from semel.render import Tokenizer, source_from
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
-from tests.render.conftest import folder, parts_renderer
-from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn, image_part
+from tests.render.drawn import Drawing, chat, drawn, image_part
 from tests.waiting import until
-
-__all__ = ["folder", "parts_renderer"]
 
 CHAT = "/v1/chat/completions"
 MIB = 1024**2
@@ -52,9 +48,8 @@ class _Pool:
 
 
 @pytest.fixture
-async def app(tmp_path: Path, parts_renderer: ChatRenderer) -> AsyncIterator[Rig]:
-    pipeline = Drawing(parts_renderer, LruCache(8 * FEATURE_BYTES)).pipeline
-    async with rig(tmp_path, replace(pipeline, process=_Pool().process)) as made:
+async def app(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
+    async with rig(tmp_path, replace(drawing.pipeline, process=_Pool().process)) as made:
         yield made
 
 

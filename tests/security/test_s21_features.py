@@ -16,10 +16,7 @@ from semel.processing.pool.pool import Pool
 from semel.render import ChatRenderer, Pipeline
 from tests.cache.test_contract import PlainLru
 from tests.processing.test_pool import TARGET, picture
-from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
-
-__all__ = ["folder", "parts_renderer"]
 
 Folder = Callable[[str], Path]
 ROOM = 4 << 20

@@ -12,20 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semel.core import Keyring
 from semel.lab.bench.ports import free_port
 from semel.store import store as store_module
 from semel.web.server import HttpServer
-from tests.frontend.conftest import drawing
 from tests.frontend.rig import KEY, Rig, rig
-from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import Drawing
-from tests.security.worlds import ACME, UMBRA
+from tests.security.worlds import ACME, KEYS, UMBRA
 from tests.store.disks import DISK_BYTES, small_disk
 from tests.store.stores import store_over
 from tests.waiting import until
-
-__all__ = ["drawing", "folder", "parts_renderer"]
 
 FILE_BYTES = 1_000_000
 FIT = DISK_BYTES // FILE_BYTES
@@ -34,9 +29,8 @@ FIT = DISK_BYTES // FILE_BYTES
 @asynccontextmanager
 async def served(home: Path, drawing: Drawing) -> AsyncIterator[tuple[Rig, str]]:
     """A frontend at a port, and its address."""
-    keys = Keyring([("acme", ACME), ("umbra", UMBRA)])
     with small_disk(home / "disk") as objects:
-        async with rig(home, drawing.pipeline, keys=keys) as made:
+        async with rig(home, drawing.pipeline, keys=KEYS) as made:
             made.service.media_store = store = await store_over(objects, key=KEY)
             made.meter.watch(store.samples)
             port = free_port()

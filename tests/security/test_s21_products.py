@@ -15,10 +15,7 @@ from semel.frontend.api.openai.requests import CompletionRequest
 from semel.frontend.service import FrontendState
 from semel.render import ChatRenderer
 from tests.frontend.rig import Rig, rig
-from tests.render.conftest import folder, parts_renderer
 from tests.render.drawn import Drawing
-
-__all__ = ["folder", "parts_renderer"]
 
 KEYS = {"acme": "a-key-that-acme-sends", "globex": "a-key-that-globex-sends"}
 CHAT = "/v1/chat/completions"

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from semel.cache import LruCache
 from semel.frontend.budget import Budget
 from semel.frontend.limits import BudgetLimits
 from semel.frontend.routes.call import Call
-from semel.render import ChatRenderer, Tokenizer
+from semel.render import Tokenizer
 from semel.render.tokens.tokenizer import unlimited_room
-from tests.frontend.rig import Rig, rig
-from tests.render.conftest import folder, parts_renderer
-from tests.render.drawn import Drawing
-
-__all__ = ["folder", "parts_renderer"]
+from tests.frontend.rig import Rig
 
 TEXT = "a b " * 3_000
 CHAR_BYTES = 200
@@ -34,12 +28,6 @@ ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "tokenized text": ("/tokenize", {"prompt": TEXT}),
     "tokenized chat": ("/tokenize", {"messages": [{"role": "user", "content": TEXT}]}),
 }
-
-
-@pytest.fixture
-async def app(folder: Path, parts_renderer: ChatRenderer) -> AsyncIterator[Rig]:
-    async with rig(folder, Drawing(parts_renderer, LruCache(1 << 20)).pipeline) as made:
-        yield made
 
 
 async def charged_while_encoding(app: Rig, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> int:

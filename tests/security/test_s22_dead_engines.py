@@ -33,8 +33,9 @@ from tests.fleet.test_membership import connect
 from tests.waiting import until
 from tests.wire.examples import digest_of
 from tests.worker.pairing import expected, feature, prompt
+from tools.fleet.failing import Trial, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 KILLER = 7
 """The number of the item whose request kills."""
@@ -249,3 +250,23 @@ async def test_suspects_go_to_an_engine_one_at_a_time(tmp_path: Path, kind: type
             three.processes[three.fleet.workers.index(chosen)].kill()
             assert await asyncio.gather(*asking) == [expected([number]) for number in range(40, 46)]
     assert Counting.most == 1 if most == 1 else Counting.most >= most
+
+
+# A worker that fails looks idle, and draws requests. `scripts/failing-worker` shows the same for 60 s.
+
+
+async def test_failures_before_the_first_token_reach_at_most_one_client_in_a_hundred() -> None:
+    """Control: as it was before, a third of all clients and more: the worker that fails looked idle."""
+    seen = await run(Trial(3, 20.0, "first_token", "shipped", 12.0))
+    before = await run(Trial(3, 20.0, "first_token", "before", 6.0))
+    assert seen.errors <= 0.01 * seen.requests
+    assert seen.ejections >= 1
+    assert before.errors >= 0.2 * before.requests
+
+
+async def test_failures_of_streams_that_have_begun_reach_at_most_five_clients() -> None:
+    """Nobody can take back what was sent, so only ejection helps. Control: without anything, far more of them."""
+    seen = await run(Trial(3, 20.0, "second_token", "shipped", 12.0))
+    before = await run(Trial(3, 20.0, "second_token", "before", 6.0))
+    assert seen.errors <= 5
+    assert before.errors >= 0.2 * before.requests

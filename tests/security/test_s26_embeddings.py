@@ -91,6 +91,7 @@ async def test_what_is_of_another_tenant_or_of_other_weights_has_another_name() 
             assert other.total(metrics.EMBEDDING_FETCHES, "miss") == 1
 
 
+@pytest.mark.slow
 def test_control_vllms_example_connector_loads_whatever_lies_under_the_hash(tmp_path: Path) -> None:
     """Its key is the hash alone, which no weights or tenant are in, and nothing is checked."""
     torch = pytest.importorskip("torch")
@@ -124,6 +125,7 @@ def test_plain_connections_to_other_machines_are_refused_unless_somebody_says_so
         assert len(EmbeddingStoreSettings(text).addresses()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [

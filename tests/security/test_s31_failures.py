@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import pytest
 
-from semel.cache import LruCache
 from semel.core import Digest, Feature, Submission, Tenant
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.engine.vllm.requests.stream import VllmStream
@@ -26,14 +25,9 @@ from semel.fleet.quarantine import Content, EngineRun
 from semel.fleet.retry_policy import FleetHealth, RetryPolicy, is_worker_fault
 from semel.fleet.stream import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
-from semel.render import ChatRenderer
 from tests.fleet.workers import Workers, several
-from tests.frontend.rig import Rig, rig
-from tests.render.conftest import folder, parts_renderer
-from tests.render.drawn import FEATURE_BYTES, Drawing
+from tests.frontend.rig import Rig
 from tests.worker.pairing import expected, feature, prompt
-
-__all__ = ["folder", "parts_renderer"]
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 WORKERS = [f"w{number}" for number in range(4)]
@@ -96,11 +90,6 @@ def test_streams_that_a_tenant_has_fail_eject_nobody_while_another_tenant_asks()
     assert mean_out(KnowsNoTenants, 10, 5, FAILED) > 1.5
 
 
-def test_with_one_good_request_in_five_minutes_they_eject_nobody_either() -> None:
-    assert mean_out(FleetHealth, 1, 1 / 300, FAILED) < 0.1
-    assert mean_out(KnowsNoTenants, 1, 1 / 300, FAILED) > 1.5
-
-
 def test_a_tenant_that_is_alone_has_failing_workers_ejected() -> None:
     """The control: all workers fail all that there is, and at most half of them are out."""
     assert 1.5 < mean_out(FleetHealth, 1, 0, FAILED) <= 2
@@ -112,16 +101,6 @@ def test_requests_that_run_into_their_own_structured_output_eject_nobody(kind: t
     assert not is_worker_fault(REJECTED)
     assert mean_out(kind, 10, 0, REJECTED) == 0
     assert mean_out(kind, 10, 5, REJECTED) == 0
-
-
-def test_a_worker_that_fails_two_tenants_is_out_after_three_failures() -> None:
-    health = FleetHealth(now=lambda: 0.0)
-    for tenant in ("mallory", "mallory", "mallory", "mallory"):
-        health.begin("w1", "alice")
-        health.fail(health.begin("w0", tenant))
-    assert not health.is_ejected("w0")
-    health.fail(health.begin("w0", "alice"))
-    assert health.is_ejected("w0")
 
 
 def test_trials_that_a_tenant_has_fail_do_not_double_the_time() -> None:
@@ -217,12 +196,6 @@ async def test_mutant_over_sockets_without_tenants_half_of_the_fleet_is_out(two:
         with pytest.raises(EngineFailed):
             await two.send("mallory", worker, fail="second_token")
     assert two.ejected == [worker]
-
-
-@pytest.fixture
-async def app(tmp_path: Path, parts_renderer: ChatRenderer) -> AsyncIterator[Rig]:
-    async with rig(tmp_path, Drawing(parts_renderer, LruCache(8 * FEATURE_BYTES)).pipeline) as made:
-        yield made
 
 
 def question(path: str, **fields: object) -> dict[str, Any]:

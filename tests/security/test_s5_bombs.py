@@ -59,6 +59,23 @@ def png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
+def huge_png(side: int) -> bytes:
+    """A small PNG whose header says that it is huge."""
+    small = encode_image(Image.new("1", (16, 16)))
+    return small[:8] + png_chunk(b"IHDR", struct.pack(">II", side, side) + small[24:29]) + small[33:]
+
+
+def huge_tiff(side: int) -> bytes:
+    """A small TIFF whose tags of width and height, 256 and 257, say that it is huge."""
+    small = bytearray(encode_image(Image.new("1", (16, 16)), "TIFF", compression="tiff_adobe_deflate"))
+    (place,) = struct.unpack_from("<I", small, 4)
+    (count,) = struct.unpack_from("<H", small, place)
+    for entry in range(place + 2, place + 2 + 12 * count, 12):
+        if struct.unpack_from("<H", small, entry)[0] in (256, 257):
+            struct.pack_into("<HII", small, entry + 2, 4, 1, side)  # one number of 32 bits
+    return bytes(small)
+
+
 def frame_flood(frames: int, side: int = 1_000) -> bytes:
     """A GIF that says the same blank frame again and again."""
     one = encode_image(Image.new("P", (side, side)), "GIF")
@@ -104,9 +121,7 @@ def wav(rate: int, channels: int = 1, samples: int = 4_000) -> bytes:
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_pixels_are_refused_by_the_header_before_they_are_allocated_S5(kind: str) -> None:
-    options = {"compression": "tiff_adobe_deflate"} if kind == "TIFF" else {}
-    bomb = encode_image(Image.new("1", (20_000, 20_000)), kind, **options)
-    assert len(bomb) < 100_000
+    bomb = huge_png(20_000) if kind == "PNG" else huge_tiff(20_000)
     ours = confined(OUR_IMAGE, bomb)
     assert ours.said == "MediaTooLarge"
     assert ours.grown_bytes < 16 << 20
@@ -150,7 +165,7 @@ def test_our_limit_counts_where_it_is_higher_or_lower_than_pillow_s(monkeypatch:
 
 def test_frames_behind_the_first_take_neither_time_nor_memory_S5() -> None:
     """CVE-2026-34755."""
-    flood = frame_flood(500)
+    flood = frame_flood(120)
     assert len(flood) < 2 << 20
     ours = confined(OUR_IMAGE, flood)
     assert ours.said == "done"
@@ -183,7 +198,7 @@ def test_no_format_is_asked_for_another_frame_S5(kind: str, plugin: type, monkey
 
 
 def test_text_beside_the_pixels_is_bounded_S5() -> None:
-    bomb = text_bomb(500)
+    bomb = text_bomb(400)
     ours = confined(OUR_IMAGE, bomb)
     assert ours.said == "MediaUndecodable"
     assert ours.grown_bytes < 100 << 20
@@ -221,7 +236,7 @@ def test_markers_that_only_look_like_scans_are_not_counted() -> None:
 
 def test_hours_of_sound_in_few_bytes_are_cut_off_while_they_decode_S5() -> None:
     """CVE-2026-54233: 25 MB of Opus were 14.9 GB of samples."""
-    bomb = hours_of_silence(3)
+    bomb = hours_of_silence(1)
     assert len(bomb) < 4 << 20
     ours = confined(OUR_CLIP, bomb, max_bytes=64 << 20)
     assert ours.said == "MediaTooLarge"

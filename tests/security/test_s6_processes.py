@@ -25,9 +25,9 @@ from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import TARGET, bomb, picture, stopped
 from tests.security.confined import confined
 from tests.security.corpus import encode_image
-from tests.security.memory import data_limit, status_bytes
 from tests.security.messages import is_ours
 from tests.waiting import until
+from tools.security.memory import data_limit, status_bytes
 
 Folder = Callable[[str], Path]
 MAX_MEMORY_BYTES = 256 << 20
@@ -91,6 +91,7 @@ def test_a_process_that_its_items_have_used_up_gives_its_place_to_another_S6(
     assert child._is_used_up(load) is not goes_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used_up", [False, True])
 def test_a_process_that_is_used_up_says_so_in_its_last_answer_S6(
     tiny: Folder, used_up: bool, monkeypatch: pytest.MonkeyPatch

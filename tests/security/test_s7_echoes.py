@@ -13,11 +13,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, field_validator
 from semel.errors import InvalidRequest
 from semel.frontend.api.shared.faults import fault_of
 from semel.wire.events import Reset
-from tests.frontend.conftest import app, drawing, folder, parts_renderer
 from tests.frontend.rig import Rig
 from tests.waiting import until
-
-__all__ = ["app", "drawing", "folder", "parts_renderer"]  # fixtures
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]

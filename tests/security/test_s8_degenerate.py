@@ -25,12 +25,16 @@ Folder = Callable[[str], Path]
 LIMITS = DecodeLimits()
 
 
-@pytest.fixture(scope="module", params=["qwen2-vl", "llava", "gemma3", "idefics3"])
+def each(quick: str, *others: str) -> list[Any]:
+    return [quick, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
+
+
+@pytest.fixture(scope="module", params=each("qwen2-vl", "llava", "gemma3", "idefics3"))
 def seeing(request: pytest.FixtureRequest, tiny: Folder) -> HfProcessor:
     return HfProcessor.load(tiny(request.param), Target("float32"))
 
 
-@pytest.fixture(scope="module", params=["qwen2-audio", "whisper"])
+@pytest.fixture(scope="module", params=each("qwen2-audio", "whisper"))
 def hearing(request: pytest.FixtureRequest, tiny: Folder) -> HfProcessor:
     return HfProcessor.load(tiny(request.param), Target("float32"))
 

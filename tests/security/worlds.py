@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from msgspec.msgpack import Ext
 
@@ -28,6 +29,7 @@ from semel.frontend.limits import RefusalLimits
 from semel.frontend.routes.render import SAFETENSORS
 from semel.frontend.service import ServedModel
 from semel.interchange.safetensors import FeatureEntry, read_file, write
+from semel.media.decode.clip_cuts import wav_of
 from semel.render import ChatRenderer, Pipeline
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
@@ -42,18 +44,8 @@ from tests.waiting import until
 ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
 CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
 RENDER, CLIPS = f"{CHAT}/render", ("/v1/audio/transcriptions", "/v1/audio/translations")
-CLIP = (
-    b"RIFF"
-    + (36 + 3_200).to_bytes(4, "little")
-    + (
-        b"WAVEfmt \x10\0\0\0\1\0\1\0"
-        + (16_000).to_bytes(4, "little")
-        + (32_000).to_bytes(4, "little")
-        + b"\2\0\x10\0data"
-    )
-    + (3_200).to_bytes(4, "little")
-    + bytes(3_200)
-)
+CLIP = wav_of(np.zeros(1_600, np.float32), 16_000)
+KEYS = Keyring([("acme", ACME), ("umbra", UMBRA)])
 NAME = "acme-s-screen"
 FILE_FORM: Mapping[str, Any] = {"files": {"file": ("a.png", b"pixels")}, "data": {"purpose": "vision"}}
 
@@ -135,7 +127,7 @@ class Loot:
 async def chatting(folder: Path, renderer: ChatRenderer) -> AsyncIterator[World]:
     """A frontend for chats, which knows what an image's tensors look like."""
     drawing = Drawing(renderer, LruCache(64 * FEATURE_BYTES))
-    async with rig(folder, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=_keys()) as made:
+    async with rig(folder, drawing.pipeline, engine_bytes=64 * FEATURE_BYTES, keys=KEYS) as made:
         serving = made.service.serving()
         fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("uint8", (FEATURE_BYTES,))}}
         made.service.refusals = RefusalLimits(per_s=0)  # or refusals would wait
@@ -158,12 +150,8 @@ async def hearing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
     monkeypatch.setattr(rigs, "CONTRACT", replace(rigs.CONTRACT, max_items={"audio": 1}))
     pipeline = Pipeline(TOKENIZER, None, process, "heard", Key(bytes(32)), LruCache(1 << 20))
-    async with rig(folder, pipeline, engine_bytes=1 << 20, keys=_keys()) as made:
+    async with rig(folder, pipeline, engine_bytes=1 << 20, keys=KEYS) as made:
         yield World(made, processed)
-
-
-def _keys() -> Keyring:
-    return Keyring([("acme", ACME), ("umbra", UMBRA)])
 
 
 def body(number: int, **fields: Any) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def test_a_fault_that_decisions_do_not_know_is_refused() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_workload_can_be_simulated(name: str) -> None:
-    figures = Decisions(Sizes(3, 3), load_workload(name, rate=10.0, seconds=5.0), seed=1).run()
+    figures = Decisions(Sizes(3, 3), load_workload(name, rate=10.0, seconds=2.0), seed=1).run()
     assert figures.answered == figures.requests > 0
 
 
@@ -126,7 +126,7 @@ def test_round_robin_encodes_more() -> None:
 
 
 def test_cells_share_out_the_fleet_and_its_requests() -> None:
-    workload = Talks(Chats(), Traffic(30.0, 4.0, tenants=8))
+    workload = Talks(Chats(), Traffic(40.0, 2.0, tenants=8))
     parts = sizes_of_cells(Sizes(7, 9), 4)
     assert sum(one.frontends for one in parts) == 7
     assert sum(one.workers for one in parts) == 9
@@ -171,6 +171,7 @@ def test_steps_that_are_taken_at_once_are_those_one_by_one(seed: int) -> None:
     assert tokens(Batches) == tokens(_Stepped)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed() -> None:
     faults = "--fault broken:worker=3,at_s=0.5,for_s=1 --fault crash:worker=1,at_s=1,for_s=0.5"
     line = f"simulate --frontends 4 --workers 6 --rate 30 --seconds 2 {faults} --compare --json --seed".split()

@@ -62,6 +62,7 @@ def test_costs_are_read_from_a_bench(tmp_path: Path) -> None:
         Costs.of_bench(path)
 
 
+@pytest.mark.slow
 def test_a_run_is_a_table_json_or_plots(tmp_path: Path) -> None:
     assert "encodes, for each image" in run("--compare")
     report = json.loads(

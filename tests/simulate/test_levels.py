@@ -48,11 +48,3 @@ def differences(seeds: int, *, size: int, traffic: Traffic, side: int) -> dict[s
 def test_both_levels_agree_on_a_small_fleet() -> None:
     found = differences(3, size=4, traffic=Traffic(8.0, 12.0, answer_tokens=16), side=448)
     assert {name: share for name, share in found.items() if abs(share) > 0.1} == {}
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.nightly
-def test_both_levels_agree_within_5_percent_on_10_by_10_and_20_seeds() -> None:
-    found = differences(20, size=10, traffic=Traffic(30.0, 8.0, answer_tokens=16), side=448)
-    assert {name: share for name, share in found.items() if abs(share) > 0.05} == {}

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from semel.core import Digest
 from semel.fleet.balance import Balance
 from semel.fleet.ejection import EjectionLimits
-from semel.fleet.ranking import Ranking, numbers_in
+from semel.fleet.ranking import numbers_in
 from semel.fleet.retry_policy import FleetHealth
 from semel.lab.simulate.batches import Kernel
-from semel.lab.simulate.view import FleetView, FrontendView, QuickRanking, SharedRanking, name_of, number_of
+from semel.lab.simulate.view import FleetView, FrontendView, QuickRanking, name_of, number_of
 from semel.lab.simulate.workload import digest_of
 from semel.ledger import Directory
 from tests.effort import examples
@@ -219,46 +219,15 @@ def test_ejected_workers_are_left_out_as_by_a_look_at_every_worker() -> None:
     assert not all(left_out_alike(seed, _Counting) for seed in range(100)), "control"
 
 
-def test_a_lost_worker_leaves_nothing_behind() -> None:
-    view, peer = FleetView(3), FrontendView(1 << 30, 1, None)
-    for worker in range(3):
-        view.join(worker)
-    view.updates.hold(1, ITEMS[0])
-    view.tell(1, 0)
-    view.updates.hold(1, ITEMS[1])
-    view.link(peer, 1).unanswered += 1
-    view.tell_one(peer, 1, 1)
-    assert view.holders(peer, ITEMS[0]) == view.holders(peer, ITEMS[1]) == 0b010
-    view.leave(1, ITEMS[:1])
-    assert view.holders(peer, ITEMS[0]) == view.holders(peer, ITEMS[1]) == 0
-    assert not peer.links
-    assert not peer.ahead
-    assert {view.choose(peer, [item]) for item in ITEMS} <= {0, 2}
-    assert view.choose(peer, [], without=0b101) is None
-
-
-def test_all_frontends_rank_as_each_by_itself() -> None:
-    shared, alone = SharedRanking(), Ranking()
-    for number in range(40):
-        for _ in range(3):
-            shared.put(number, name_of(number))
-        alone.put(number, name_of(number))
-    shared.remove(7)
-    for item in ITEMS:
-        among = Random(item).getrandbits(40) & ~(1 << 7)
-        assert shared.top(item, among, 2) == alone.top(item, among, 2)
-    assert number_of(name_of(70_000)) == 70_000
-
-
 def test_the_quick_hash_ranks_everybody_alike_often_and_moves_only_what_a_newcomer_wins() -> None:
     ranking, everybody = QuickRanking(), (1 << 50) - 1
     for number in range(50):
         ranking.put(number, name_of(number))
-    keys = [digest_of("", key) for key in range(4_000)]
+    keys = [digest_of("", key) for key in range(2_000)]
     before = [ranking.top(key, everybody, 2) for key in keys]
     wins = Counter(first for first, _ in before)
-    assert min(wins.values()) > 40
-    assert max(wins.values()) < 130
+    assert min(wins.values()) > 15
+    assert max(wins.values()) < 80
     ranking.put(50, name_of(50))
     after = [ranking.top(key, everybody | 1 << 50, 2) for key in keys]
     assert all(one == other or 50 in other for one, other in zip(before, after, strict=True))

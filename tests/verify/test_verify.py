@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from semel.lab.bench.serving import statistics
 from semel.lab.bench.serving.alternate import Pair
@@ -14,24 +16,30 @@ from semel.lab.bench.serving.bench import Effort
 from semel.lab.bench.serving.figures import Row, compared
 from semel.lab.bench.serving.run import Options
 from semel.lab.bench.serving.statistics import Figure
+from semel.lab.verify import run
+from semel.lab.verify.questions import drawn_questions
 from semel.lab.verify.report import Section, VerifyReport
 from semel.lab.verify.run import Proof, speed_of, verify
 from tests.verify.modelled import Fault, Modelled
 
+DRAWN = cache(drawn_questions)
 CONFIGURED = Section("configuration", "passed", "as it was")
 
 
 @pytest.fixture(autouse=True)
 def _little_effort(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the test of slow paths looks at what was measured."""
+    monkeypatch.setattr(run, "drawn_questions", DRAWN)
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setattr(Effort, "of", classmethod(lambda cls, **_: cls(4, 2, 2, 0.1, 8, 2)))
         monkeypatch.setattr(statistics, "_DRAWS", 50)
 
 
-async def proven(fault: Fault | None, *, takes: tuple[str, ...] = ("image",), only: str = "text") -> VerifyReport:
-    mine, theirs = Modelled(fault, image_s=0.002, takes=takes), Modelled(image_s=0.02)
-    async with mine.serving() as semel, theirs.serving() as vllm:
+async def proven(mine: Fault | Modelled | None, theirs: Modelled | None = None, *, only: str = "text") -> VerifyReport:
+    """Prove a server, or one with this fault, next to another."""
+    if not isinstance(mine, Modelled):
+        mine = Modelled(mine, image_s=0.002)
+    async with mine.serving() as semel, (theirs or Modelled(image_s=0.02)).serving() as vllm:
         options = Options(baseline=vllm, semel=semel, only=(only,), quick=True)
         return await verify(Proof(options), CONFIGURED, lambda *_: None)
 
@@ -70,7 +78,7 @@ async def test_each_planted_fault_is_named(fault: Fault, cause: str) -> None:
 
 
 async def test_a_modality_that_only_semel_refuses_is_a_difference() -> None:
-    report = await proven(None, takes=())
+    report = await proven(Modelled(takes=()))
     assert part(report, "parity").figures["causes"] == ["refused"]
 
 
@@ -78,6 +86,28 @@ async def test_work_that_is_done_again_is_counted() -> None:
     report = await proven("again")
     assert part(report, "parity").outcome == "passed"
     assert part(report, "once").outcome == "failed"
+
+
+class Crowded(Modelled):
+    """Confuses its answers while there are several."""
+
+    running = 0
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        self.running += 1
+        try:
+            self.fault = "text" if self.running > 1 else None
+            return await super()._chat(request)
+        finally:
+            self.running -= 1
+
+
+async def test_answers_that_differ_only_at_once_are_found() -> None:
+    report = await proven(Crowded(image_s=0.05), Modelled(image_s=0.05))
+    parity = part(report, "parity")
+    assert parity.outcome == "failed"
+    assert not report.ok
+    assert all(", at once only: " in line for line in parity.lines), parity.lines
 
 
 @pytest.mark.slow
@@ -90,20 +120,14 @@ async def test_a_slow_path_is_named() -> None:
 
 
 async def test_a_server_that_differs_from_itself_proves_nothing() -> None:
-    mine, theirs = Modelled(), Modelled("noise")
-    async with mine.serving() as semel, theirs.serving() as vllm:
-        options = Options(baseline=vllm, semel=semel, only=("text",), quick=True)
-        report = await verify(Proof(options), CONFIGURED, lambda *_: None)
+    report = await proven(Modelled(), Modelled("noise"))
     assert part(report, "parity").outcome == "unsure"
     assert not report.ok
     assert "**Nothing proven: parity, control.**" in report.to_markdown()
 
 
 async def test_servers_that_refuse_every_question_prove_nothing() -> None:
-    mine, theirs = Modelled("mute"), Modelled("mute")
-    async with mine.serving() as semel, theirs.serving() as vllm:
-        options = Options(baseline=vllm, semel=semel, only=("text",), quick=True)
-        report = await verify(Proof(options), CONFIGURED, lambda *_: None)
+    report = await proven(Modelled("mute"), Modelled("mute"))
     assert part(report, "parity").outcome == "unsure"
     assert part(report, "parity").lines == ("Requested 5 logprobs, at most 3 of …",)
     assert part(report, "once").outcome == "skipped"

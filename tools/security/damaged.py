@@ -32,8 +32,8 @@ from semel.errors import RequestError, SemelError
 from semel.media import DecodeLimits
 from semel.processing.pool.pool import Pool
 from tests.security.corpus import Specimen, specimens
-from tests.security.memory import Memory
 from tests.security.messages import is_ours
+from tools.security.memory import Memory
 from tools.security.mutate import mutate
 
 __all__ = ["LIMITS", "Findings", "attack", "damaged", "main"]

@@ -11,7 +11,7 @@ from typing import Final
 
 Pages = Mapping[str, str]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[1]
 CODE: Final = re.compile(r"^[ >]*```.*?^[ >]*```[ ]*$|``[^\n]+?``|`[^`\n]+(?:\n[^`\n]+)?`", re.DOTALL | re.MULTILINE)
 BLOCK: Final = re.compile(r"^([ >]*)```(\w*)[^\n]*\n(.*?)^[ >]*```[ ]*$", re.DOTALL | re.MULTILINE)
 LINK: Final = re.compile(r"\]\(([^)#\s]+)[^)]*\)")

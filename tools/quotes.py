@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tests.claims.pages import CODE, ROOT, blank, read_pages
+from tools.pages import CODE, ROOT, blank, read_pages
 
 __all__ = ["faults", "requote"]
 
