@@ -67,8 +67,6 @@ class Rendering:
 PROBE_BYTES: Final = 4
 """The bytes of one probe's hash."""
 
-_NO_VERSIONS: Final[Mapping[str, str]] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class Probes:
@@ -83,7 +81,7 @@ class Probes:
     results: bytes
     """The hashes of what came out, in the catalogue's order."""
 
-    versions: Mapping[str, str] = field(default_factory=lambda: _NO_VERSIONS, compare=False)
+    versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Of the libraries, to be reported where results differ; equal results may have different ones."""
 
     def __len__(self) -> int:
@@ -103,9 +101,6 @@ class Probes:
         return None
 
 
-_NONE: Final[Mapping[str, object]] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
     """Workers of one fleet have the same, or a client would get other answers from one of them."""
@@ -117,10 +112,10 @@ class AnswerSettings:
     enable_auto_tool_choice: bool = False
     tool_strict_level: str = "auto"
     reasoning_parser: str | None = None
-    parser_plugins: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    parser_plugins: Mapping[str, str] = field(default_factory=dict)
     """A hash of each plug-in's file, by the file's name."""
 
-    generation_config: Mapping[str, object] = field(default_factory=lambda: _NONE)
+    generation_config: Mapping[str, object] = field(default_factory=dict)
     """The sampling parameters of a request that names none."""
 
     chat_template: str = ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from semel.core.flag import MIB, flag, section
+from semel.core.flag import MIB, Group, flag, section
 
 __all__ = ["FetchLimits", "FetchSettings"]
 
@@ -62,28 +63,23 @@ class FetchLimits:
 class FetchSettings:
     """Allowed sources of media, as an operator writes them; everything else is refused."""
 
+    GROUP: ClassVar[Group] = "Media"
+
     allowed_domains: tuple[str, ...] = flag(
         (),
         "allowed-media-domains",
         help="Hosts to fetch media from; without any, URLs are refused. `example.com`, `.example.com` for all "
         "its subdomains, `*` for any public host; `:PORT` for another port than the default one.",
-        group="Media",
         is_common=True,
     )
-    allow_http: bool = flag(
-        False, "allow-media-http", help="Also fetch over plain `http`, which is not encrypted.", group="Media"
-    )
+    allow_http: bool = flag(False, "allow-media-http", help="Also fetch over plain `http`, which is not encrypted.")
     allowed_networks: tuple[str, ...] = flag(
         (),
         "allowed-media-networks",
         help="Private networks, such as `10.1.0.0/16`, in which the hosts of --allowed-media-domains may be.",
-        group="Media",
     )
     allowed_local_path: Path | None = flag(
-        None,
-        "allowed-local-media-path",
-        help="Folder on this machine whose files requests may name as `file:///…`.",
-        group="Media",
+        None, "allowed-local-media-path", help="Folder on this machine whose files requests may name as `file:///…`."
     )
     limits: FetchLimits = section(FetchLimits)
     cache_bytes: int = flag(
