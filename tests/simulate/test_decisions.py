@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -209,9 +208,3 @@ def test_a_joiner_of_100_gets_at_most_5_requests_in_its_first_100_ms() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_an_image_is_encoded_at_most_1_12_times_by_100_workers(seed: int) -> None:
     assert encodes_per_item(seed) <= MAX_ENCODES < encodes_per_item(seed, LeastBusyBound)
-
-
-def test_sizes_say_how_often_workers_tell() -> None:
-    assert Sizes(4, 9).interval_s == 0.02
-    assert Sizes(5, 9).interval_s == 0.25
-    assert replace(Sizes(5, 9), announce_interval_s=1.0).interval_s == 1.0

@@ -103,10 +103,6 @@ def test_building_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_families_without_weights_are_those_that_run_on_no_cpu() -> None:
-    assert {name for name, model in FAMILIES.items() if model.serving.level == "processor"} == set(WITHOUT_WEIGHTS)
-
-
 def test_a_family_names_the_flags_that_vllm_serves_it_with() -> None:
     flags = FAMILIES["qwen3.5"].serving.engine_flags
     assert flags[flags.index("--dtype") + 1] == "bfloat16"
