@@ -276,14 +276,14 @@ MUTANTS: Final[Sequence[Mutant]] = (
     Mutant(
         "inspection in the pool has no tenant",
         "render/inspector.py",
-        "layout = await lay_out(await draft.media_of(digest), draft.options, group=draft, tenant=draft.tenant)",
-        "layout = await lay_out(await draft.media_of(digest), draft.options, group=draft)",
+        "await request.media_of(digest), request.options, group=request, tenant=request.tenant\n            )\n            self.l",
+        "await request.media_of(digest), request.options, group=request\n            )\n            self.l",
         "tests/render/test_tenants_in_the_pool.py::test_what_is_inspected_in_the_pool_is_its_tenants",
     ),
     Mutant(
         "assembly in the pool has no tenant",
         "render/pipeline.py",
-        "await self.apply(token_ids, pairs, tenant=tenant)",
+        "await self.apply(token_ids, pairs, tenant=self.tenant)",
         "await self.apply(token_ids, pairs)",
         "tests/render/test_tenants_in_the_pool.py::test_what_is_assembled_in_the_pool_is_its_tenants",
     ),

@@ -93,7 +93,7 @@ class EncoderPage(SharedPage):
         for row, totals in self.read().items():
             for one in fields(totals):
                 total = getattr(totals, one.name)
-                value = total / 1e9 if one.name.endswith("_ns") else total  # metrics have seconds
+                value = total / 1e9 if one.name.split("_")[-1] == "ns" else total  # metrics have seconds
                 yield one.metadata["metric"], value, (str(row), *one.metadata["tier"])
 
     def _read_row(self, start: int) -> EncoderTotals | None:
