@@ -19,7 +19,7 @@ from semel.frontend.api.shared.response_options import ResponseOptions
 from semel.lab.testing.engine import EchoStream, echo
 from semel.render import Pipeline
 from semel.wire.zmq import listener as listener_module
-from tests.frontend.rig import Rig
+from tests.frontend.rig import Rig, stalled_first_tokens
 
 COMPLETIONS = "/v1/completions"
 LOGPROBS = ResponseOptions(logprobs=True, top_logprobs=1)
@@ -114,6 +114,9 @@ async def test_a_prompt_that_cannot_be_executed_refuses_all_and_leaves_nothing_r
     status, message = await app.refused(COMPLETIONS, {"prompt": ["hello", "<|image_pad|>"]})
     assert status == 400
     assert "leave <|image_pad|> out" in message
+    with stalled_first_tokens():  # the others are accepted, or under way
+        assert (await app.refused(COMPLETIONS, {"prompt": [*["hello"] * 9, "<|image_pad|>"]}))[1] == message
+        assert app.worker._streams == {}
     status, message = await app.refused(COMPLETIONS, {"prompt": "hello", "suffix": "x"})
     assert (status, "suffix" in message) == (400, True)
     assert (await app.ok(COMPLETIONS, {"prompt": "hello"}))["choices"][0]["finish_reason"] == "stop"
