@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,29 @@ def test_a_page_with_a_name_is_made_where_it_is_not_there(tmp_path: Path) -> Non
 
 def test_every_total_is_shown_under_its_own_name() -> None:
     page = EncoderPage.create()
-    page.write(0, TOTALS)
+    page.write(2, TOTALS)
     assert [value for _, value, _ in page.samples()] == [
         *(9, 5, 2, 80, 60, 20, 4, 3, 6, 0.0015, 700, 300, 8, 11, 12, 0.0013),
         *(14, 15, 0.0016, 17, 18, 19, 21, 22, 23, 24, 0.0025, 0.0026, 27, 28, 29),
     ]
+    shown = {(metric.name, labels): value for metric, value, labels in page.samples()}
+    assert len(shown) == len(fields(TOTALS))
+    assert (
+        shown.items()
+        >= {
+            ("semel_encoder_cache_queries_total", ("2",)): 9,
+            ("semel_encoder_cache_hits_total", ("2",)): 5,
+            ("semel_embedding_loads_total", ("2", "host")): 11,
+            ("semel_embedding_loads_total", ("2", "fleet")): 23,
+            ("semel_embedding_load_bytes_total", ("2", "host")): 12,
+            ("semel_embedding_load_bytes_total", ("2", "fleet")): 24,
+            ("semel_embedding_load_seconds_total", ("2", "host")): 0.0013,
+            ("semel_embedding_load_seconds_total", ("2", "fleet")): 0.0025,
+            ("semel_embedding_saves_total", ("2",)): 14,
+            ("semel_embedding_capacity_bytes", ("2",)): 19,
+            ("semel_embedding_pinned_bytes", ("2",)): 22,
+        }.items()
+    )
     page.close()
 
 

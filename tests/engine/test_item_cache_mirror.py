@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from semel.aio import at_once
 from semel.core import Digest, Feature, FeatureInfo, Item, Layout, Modality, Tensor
+from semel.engine.vllm.requests import intake
 from semel.engine.vllm.requests.item_cache import Admission, ItemCache
 from semel.engine.vllm.requests.item_delivery import ItemDelivery
 from semel.errors import FeatureMissing
@@ -279,6 +281,35 @@ def test_without_a_mirror_nothing_is_held_and_every_feature_is_needed_D4(kind: s
     assert replay.held == {}
     told = "the engine's item cache is off" if kind == "off" else "(MultiModalProcessorOnlyCache) holds is not known"
     assert told in items.refusal
+
+
+@pytest.mark.parametrize("broken", [RuntimeError("the engine core is gone"), asyncio.CancelledError()])
+async def test_items_that_the_engine_core_did_not_get_are_forgotten_also_if_their_abort_fails(
+    broken: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: as long as nothing fails they are held."""
+    halves = Halves()
+    data: dict[Modality, list[Any]] = {"image": [built(0)]}
+    admission = halves.items.admit([Item("image", digest_of(0))], data, {digest_of(0): feature_of(0)})
+    adding = [None, RuntimeError("refused")]
+
+    async def add(*_: object) -> None:
+        if (error := adding.pop(0)) is not None:
+            raise error
+
+    async def abort(_: str) -> None:
+        raise broken
+
+    monkeypatch.setattr(intake, "add_validated", add)
+    monkeypatch.setattr(intake, "pause_after_large", lambda *_: None)
+    unused: Any = None
+    taking = intake.RequestIntake(SimpleNamespace(abort=abort), halves.items, unused, unused, asyncio.Lock())
+    request = SimpleNamespace(request_id="r")
+    await taking._added_with(admission, request, None, {})
+    assert digest_of(0) in halves.items
+    with pytest.raises(type(broken)):
+        await taking._added_with(admission, request, None, {})
+    assert digest_of(0) not in halves.items
 
 
 def test_only_what_is_counted_here_counts_and_an_injected_item_is_taken_D8() -> None:

@@ -15,11 +15,13 @@ from typing import NamedTuple
 import pytest
 
 import semel.engine.vllm
+from semel.core import Prompt, Submission, Timeline
 from semel.engine.vllm.compat import versions
 from semel.engine.vllm.compat.names import NAMES, Name
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import check_vllm, missing_names
 from semel.errors import ConfigError
+from semel.fleet.stream import BufferedAnswer
 from tools.engine.versions import BENCH_NAMES, code_digest
 
 FOLDER = Path(semel.engine.vllm.__file__).parent
@@ -130,6 +132,7 @@ def test_a_made_up_name_is_told_within_10_s_and_nothing_is_loaded() -> None:
     """In a process of its own, as a worker's: with the control that nothing is wrong without the name."""
     program = """
 import sys
+from semel.core import Prompt, Submission, Timeline
 from semel.engine.vllm.compat import versions
 from semel.engine.vllm.compat.names import NAMES, Name
 versions.check_vllm(NAMES)
@@ -156,6 +159,13 @@ def test_all_that_semel_uses_of_vllm_is_in_the_table() -> None:
 def test_all_that_semel_imports_of_vllm_elsewhere_is_in_one_of_the_tables() -> None:
     assert len(elsewhere(NAMES)) >= len(BENCH_NAMES)  # the control
     assert elsewhere([*NAMES, *BENCH_NAMES]) == []
+
+
+def test_the_sampling_parameters_that_semel_adds_by_itself_are_in_the_table() -> None:
+    (name,) = (name for name in NAMES if name.path == "SamplingParams.from_optional")
+    whole = BufferedAnswer.in_strides(Submission("r", Prompt((1,), Timeline.decoder([]), ()), {}))
+    assert whole.sampling.keys() == {"stream_interval"}
+    assert whole.sampling.keys() <= {*name.parameters}
 
 
 def test_a_name_that_is_taken_out_of_the_table_is_found() -> None:

@@ -328,19 +328,60 @@ def test_numbers_are_made_into_sampling_parameters_once_and_each_request_has_its
 
     monkeypatch.setattr(sampling, "_checked_params", count)
     sampling._numeric_params.cache_clear()
-    first, second = (sampling_params({"temperature": 0.5, "top_k": 3}) for _ in range(2))
+    first, second = (sampling_params({"temperature": 0.5, "top_k": 3, "max_tokens": 9}) for _ in range(2))
     assert (first.temperature, first.top_k) == (0.5, 3)
     assert first == second
     assert len(made) == 1
     set_prefetched(first, [PrefetchedOutput(1, Digest(bytes(Digest.size)), ((0, 1),), (1, 1, "float32"), 0)])
     first.clone().update_from_generation_config({}, 7)
-    again = sampling_params({"temperature": 0.5, "top_k": 3})
+    again = sampling_params({"temperature": 0.5, "top_k": 3, "max_tokens": 9})
     assert again == second
     assert again.extra_args is None
     assert again.all_stop_token_ids == set()
     for _ in range(2):
         assert sampling_params({"top_k": 3, "stop": ["secret"]}).stop == ["secret"]
     assert len(made) == 3
+
+
+def test_neither_the_room_for_an_answer_nor_a_seed_is_among_the_numbers_that_are_made_once() -> None:
+    """Each prompt's length would fill the cache, and its times would tell another tenant about both."""
+    sampling._numeric_params.cache_clear()
+    same: dict[str, Any] = {"temperature": 0.5, "min_tokens": 20, "stream_interval": 16}
+    for other in (
+        {"max_tokens": 1_000},
+        {"max_tokens": 20, "seed": None},
+        {"max_tokens": 999, "seed": 7},
+        {"max_tokens": 998, "seed": 0},
+        {"max_tokens": 2**62, "seed": 2**62},
+        {"max_tokens": 997, "seed": -1},  # none, for vLLM
+        {"max_tokens": None},
+        {"seed": 8, "min_tokens": 1},  # as many as vLLM sets
+    ):
+        made, expected = sampling_params({**same, **other}), sampling._checked_params({**same, **other})
+        assert made == expected
+        assert made.sampling_type == expected.sampling_type
+    assert sampling._numeric_params.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_tokens": 19}, "min_tokens must be less than or equal to max_tokens=19"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"max_tokens": 20.0}, "Expected `int | null`, got `float`"),
+        ({"max_tokens": 20, "seed": 1.5}, "Expected `int | null`, got `float`"),
+        ({"max_tokens": 20, "min_tokens": 1.5}, "Expected `int`, got `float`"),
+        ({"max_tokens": 20, "min_tokens": -1}, "min_tokens must be greater than or equal to 0"),
+        ({"max_tokens": 20, "min_tokens": None}, "the engine refuses the sampling parameters"),
+    ],
+)
+def test_what_is_set_on_the_numbers_that_are_made_once_is_checked_as_vllm_does(
+    wrong: dict[str, Any], message: str
+) -> None:
+    sampling_params({"min_tokens": 20, "max_tokens": 20})
+    with pytest.raises(InvalidRequest) as caught:
+        sampling_params({"min_tokens": 20, **wrong})
+    assert message in str(caught.value)
 
 
 def test_equal_numbers_of_other_types_are_not_taken_for_one_another() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from semel.core import Output, Prompt, Timeline
 from semel.frontend.api.openai.chat_response import Head
 from semel.frontend.api.openai.completion_response import CompletionResponse, Echo
 from semel.frontend.api.shared.response_options import ResponseOptions
-from semel.lab.testing.engine import echo
-from tests.frontend.rig import Rig
+from semel.lab.testing.engine import EchoStream, echo
+from semel.render import Pipeline
+from semel.wire.zmq import listener as listener_module
+from tests.frontend.rig import Rig, stalled_first_tokens
 
 COMPLETIONS = "/v1/completions"
 LOGPROBS = ResponseOptions(logprobs=True, top_logprobs=1)
@@ -69,10 +75,48 @@ async def test_a_stream_brings_the_same_tokens_as_the_whole_answer(app: Rig) -> 
     assert usage["choices"] == []
 
 
+async def test_no_prompt_waits_until_another_is_accepted(app: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine answers none before it has all of them, and an acceptance alone would come in an hour."""
+    monkeypatch.setattr(listener_module, "_LAZY_S", 3_600.0)
+    prompts = [f"hello {number}" for number in range(100)]
+    outputs, has_all = EchoStream.__aiter__, asyncio.Event()
+
+    async def answering(stream: EchoStream) -> AsyncIterator[Output]:
+        if app.engine.submissions == len(prompts):
+            has_all.set()
+        await has_all.wait()
+        async for output in outputs(stream):
+            yield output
+
+    monkeypatch.setattr(EchoStream, "__aiter__", answering)
+    async with asyncio.timeout(10):
+        answer = await app.ok(COMPLETIONS, {"prompt": prompts, "return_token_ids": True})
+    assert [choice["token_ids"] for choice in choices(answer)] == [await expected(app, text) for text in prompts]
+
+
+async def test_texts_of_one_call_become_tokens_one_at_a_time(app: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the memory for all of them would be charged at once, and refused."""
+    encode, both = Pipeline.encode, threading.Barrier(2)
+    met: list[int] = []
+
+    def encoding(pipeline: Pipeline, text: str, **options: Any) -> list[int]:
+        with suppress(threading.BrokenBarrierError):
+            met.append(both.wait(0.2))
+        return encode(pipeline, text, **options)
+
+    monkeypatch.setattr(Pipeline, "encode", encoding)
+    answer = await app.ok(COMPLETIONS, {"prompt": ["hello", "there", "you", "all"]})
+    assert [choice["index"] for choice in choices(answer)] == [0, 1, 2, 3]
+    assert met == []
+
+
 async def test_a_prompt_that_cannot_be_executed_refuses_all_and_leaves_nothing_running(app: Rig) -> None:
     status, message = await app.refused(COMPLETIONS, {"prompt": ["hello", "<|image_pad|>"]})
     assert status == 400
     assert "leave <|image_pad|> out" in message
+    with stalled_first_tokens():  # the others are accepted, or under way
+        assert (await app.refused(COMPLETIONS, {"prompt": [*["hello"] * 9, "<|image_pad|>"]}))[1] == message
+        assert app.worker._streams == {}
     status, message = await app.refused(COMPLETIONS, {"prompt": "hello", "suffix": "x"})
     assert (status, "suffix" in message) == (400, True)
     assert (await app.ok(COMPLETIONS, {"prompt": "hello"}))["choices"][0]["finish_reason"] == "stop"

@@ -180,20 +180,26 @@ TEXT = "x" * 8_000
 
 LOGPROBS = dict.fromkeys(range(20), -1.0)
 TEXTS = dict.fromkeys(range(20), "word")
+PROMPT_LOGPROBS = tuple(dict.fromkeys(range(20), (-1.0, 1, "word")) for _ in range(1_000))
+TOKEN_BYTES = output_bytes(Output(0, "", (1,), (LOGPROBS,), texts=(TEXTS,)))
+PROMPT_BYTES = output_bytes(Output(0, "", (1,), prompt_logprobs=PROMPT_LOGPROBS))
 
 
 class Flood:
     """An answer of many large outputs, as fast as they are taken."""
 
-    def __init__(self, count: int, logprobs: bool) -> None:
+    def __init__(self, count: int, logprobs: bool, prompt_logprobs: bool) -> None:
         self._count = count
         self._more: dict[str, Any] = {"logprobs": (LOGPROBS,), "texts": (TEXTS,)} if logprobs else {}
+        self._of_prompt: dict[str, Any] = {"prompt_logprobs": PROMPT_LOGPROBS} if prompt_logprobs else {}
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         for number in range(self._count):
             await asyncio.sleep(0)
             last = number == self._count - 1
-            yield Output(0, "" if self._more else TEXT, (1,), finish_reason="length" if last else None, **self._more)
+            text = "" if self._more or self._of_prompt else TEXT
+            more = self._more if number else {**self._more, **self._of_prompt}
+            yield Output(0, text, (1,), finish_reason="length" if last else None, **more)
 
     async def close(self) -> None:
         pass
@@ -207,7 +213,8 @@ def flooding(monkeypatch: pytest.MonkeyPatch) -> None:
     async def flood(engine: EchoEngine, submission: Submission) -> Stream:
         if submission.sampling.get("top_k") != 7:
             return await submit(engine, submission)
-        return Flood(OUTPUTS, bool(submission.sampling.get("logprobs")))
+        wanted = submission.sampling
+        return Flood(OUTPUTS, bool(wanted.get("logprobs")), bool(wanted.get("prompt_logprobs")))
 
     monkeypatch.setattr(EchoEngine, "submit", flood)
 
@@ -292,18 +299,20 @@ async def test_mutant_an_uncharged_backlog_grows_without_bound(
 
 @pytest.mark.usefixtures("flooding")
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "nbytes"),
     [
-        (CHAT, {**BODY, "logprobs": True, "top_logprobs": 20}),
-        (COMPLETIONS, {"prompt": "?", "logprobs": 20}),
+        (CHAT, {**BODY, "logprobs": True, "top_logprobs": 20}, OUTPUTS * TOKEN_BYTES),
+        (COMPLETIONS, {"prompt": "?", "logprobs": 20}, OUTPUTS * TOKEN_BYTES),
+        (CHAT, {**BODY, "prompt_logprobs": 20}, PROMPT_BYTES),
+        (COMPLETIONS, {"prompt": "?", "prompt_logprobs": 20}, PROMPT_BYTES),
     ],
 )
 async def test_an_answer_that_waits_to_be_complete_is_charged(
-    folder: Path, parts_renderer: ChatRenderer, path: str, body: dict[str, Any]
+    folder: Path, parts_renderer: ChatRenderer, path: str, body: dict[str, Any], nbytes: int
 ) -> None:
-    token = output_bytes(Output(0, "", (1,), (LOGPROBS,), texts=(TEXTS,)))
-    assert token >= 5_600
-    limits = BudgetLimits(max_request_bytes=2 * OUTPUTS * token, max_bytes=2 * OUTPUTS * token)
+    """The log probabilities of a prompt are in the first output, which comes with the acceptance."""
+    assert TOKEN_BYTES >= 5_600
+    limits = BudgetLimits(max_request_bytes=2 * OUTPUTS * TOKEN_BYTES, max_bytes=2 * OUTPUTS * TOKEN_BYTES)
     async with frontend(folder, parts_renderer, limits) as one:
         answering = asyncio.create_task(one.post("acme", {**body, "top_k": 7}, path))
         most = 0
@@ -312,5 +321,16 @@ async def test_an_answer_that_waits_to_be_complete_is_charged(
             await asyncio.sleep(0)
         answer = answering.result()
         assert answer.status_code == 200, answer.text
-        assert most >= OUTPUTS * token * 0.9
+        assert most >= nbytes * 0.9
+        await until(lambda: (one.budget.in_flight, one.budget.requests) == (0, 0))
+
+
+@pytest.mark.usefixtures("flooding")
+async def test_what_comes_with_the_acceptance_and_has_no_room_ends_the_answer(
+    folder: Path, parts_renderer: ChatRenderer
+) -> None:
+    limits = BudgetLimits(max_request_bytes=PROMPT_BYTES // 2, max_bytes=PROMPT_BYTES // 2)
+    async with frontend(folder, parts_renderer, limits) as one:
+        answer = await one.post("acme", {**BODY, "prompt_logprobs": 20, "top_k": 7})
+        assert "the complete answer takes more than" in answer.json()["error"]["message"]
         await until(lambda: (one.budget.in_flight, one.budget.requests) == (0, 0))

@@ -69,8 +69,14 @@ def test_an_only_frontend_is_told_no_load_but_a_lower_one_than_it_was_told_and_a
     assert (both.peers, both.load) == ((1, 2), Load(2, 1))
     updates.leave(2)
     updates.set_load(Load(3, 1), 3.0)
+    assert updates.due < inf
+    (rest,) = updates.next_turn(updates.due)
+    assert (rest.peers, rest.load) == ((1,), Load(3, 1)), "it is higher, but none of it is the other's any more"
+    updates.set_load(Load(4, 1), 4.0)
+    updates.leave(2)
     assert updates.due == inf
-    updates.set_load(Load(1), 3.0)
+    updates.set_load(Load(1), 4.0)
+    assert updates.due < inf
     (rest,) = updates.next_turn(updates.due)
     assert (rest.peers, rest.load) == ((1,), Load(1)), "those of the one that has left are gone"
     updates.hold(digest_of(1), INFO, 4.0)

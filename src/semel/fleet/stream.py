@@ -135,9 +135,16 @@ class RemoteStream:
         return self.outputs.popleft()
 
     def charge(self, room: AnswerRoom) -> None:
-        """Charge the outputs that come from now on, while they wait. If the room has no more, the stream overflows."""
+        """Charge the outputs while they wait: those that came with the acceptance, and all that come from now on.
+
+        If the room has no more, the stream overflows.
+        """
         self._room = room
-        self._sizes.extend([0] * len(self.outputs))
+        for number, output in enumerate(tuple(self.outputs), 1):
+            self._sizes.append(0)
+            is_plain = output.logprobs is None and output.prompt_logprobs is None
+            if (not is_plain or number > room.free_outputs) and not self._hold(room, output):
+                return
 
     def overflow(self, error: SemelError) -> None:
         """Drop the outputs that wait, and end with this error: there is no room for them."""
@@ -210,13 +217,8 @@ class RemoteStream:
         if (room := self._room) is not None:
             self._sizes.append(0)
             is_plain = output.logprobs is None and output.prompt_logprobs is None
-            if not is_plain or len(self.outputs) > room.free_outputs:
-                try:
-                    room.hold(size := output_bytes(output))
-                except SemelError as error:
-                    self.overflow(error)
-                    return
-                self._sizes[-1] = size
+            if (not is_plain or len(self.outputs) > room.free_outputs) and not self._hold(room, output):
+                return
         if delta.finish_reason is not None and delta.index in self._unfinished:
             self._unfinished.discard(delta.index)
             if not self._unfinished and self._watcher is not None:
@@ -236,6 +238,16 @@ class RemoteStream:
         if self._watcher is not None:
             self._watcher.on_abort(begun=False)
         self._end(error)
+
+    def _hold(self, room: AnswerRoom, output: Output) -> bool:
+        """Charge the last output of those that have a size. Returns False if there is no room, and it overflows."""
+        try:
+            room.hold(size := output_bytes(output))
+        except SemelError as error:
+            self.overflow(error)
+            return False
+        self._sizes[-1] = size
+        return True
 
     def _abort(self) -> None:
         self._worker.abort(self)

@@ -3,11 +3,13 @@
 The frontend of a request gets them at once: it knows what happened to the items that it sent before it reads that its
 request was accepted. The others get them in rounds, at most one per `announce_interval_s`, and only changes. Frontends
 in the same state get the same message, which is packed once for all of them. An only frontend knows the load, which is
-its own: it gets no message for that alone, unless it was last told of more. Callers pass the time.
+its own: it gets no message for that alone, unless it was last told of more, or another has just left. Callers pass
+the time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -38,6 +40,10 @@ class Load(NamedTuple):
     running: int = 0
     waiting: int = 0
     """For their features."""
+
+
+_UNKNOWN: Final = Load(sys.maxsize)
+"""The load of a peer that is told every other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,9 @@ class CacheUpdates(Generic[_P]):
     def leave(self, peer: _P) -> None:
         """End the session of a peer, if there is one."""
         self.holdings.leave(peer)
-        self._loads.pop(peer, None)
+        if self._loads.pop(peer, None) is not None and len(self._loads) == 1:
+            # What it was last told may be the other's load: it is told the next one, whatever that is.
+            self._loads = dict.fromkeys(self._loads, _UNKNOWN)
 
     def next_slice(self, peer: _P) -> StateDelta[_P] | None:
         """Return the next slice of all items, for a peer that has read the one before; None after the last."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,7 +12,8 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.core import Prompt
+from semel.aio import concurrently
+from semel.core import Layout, Prompt
 from semel.engine import Stream
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.stream import BufferedAnswer, StreamedAnswer
@@ -80,28 +83,13 @@ async def _invoke(call: Call, request: ChatCompletionRequest | CompletionRequest
 
 
 async def _complete(call: Call, request: CompletionRequest) -> Response:
-    request_id, serving = call.request_id, call.serving
-    streams: list[Stream] = []
-    prompts: list[Prompt] = []
+    serving = call.serving
+    submitted: dict[int, tuple[Stream, Prompt]] = {}
     handed_over = False
     try:
-        for number, prompt in enumerate(request.prompts()):
-            serving.check_text(prompt)
-            stream, rendered = await submit_request(
-                serving,
-                serving.pipeline.read_completion(
-                    prompt, add_special_tokens=request.add_special_tokens, room=call.text_room
-                ),
-                request_id=f"{request_id}-{number}",
-                sampling=request.sampling(),
-                tenant=request.tenant(call.tenant),
-                priority=request.priority,
-                opening=ConversationPrefix.of_prompt(prompt),
-                kind=StreamedAnswer if request.stream else BufferedAnswer,
-                answer_account=call.account,
-            )
-            streams.append(stream)
-            prompts.append(rendered)
+        await _submit_all(call, request, submitted)
+        streams = [submitted[number][0] for number in range(len(submitted))]
+        prompts = [submitted[number][1] for number in range(len(submitted))]
         call.account.keep(0)  # from now on the request holds only prompts, whose size the model limits
         if request.stream:
             call.account.close()
@@ -118,9 +106,42 @@ async def _complete(call: Call, request: CompletionRequest) -> Response:
             answer.add(number, output)
     finally:
         if not handed_over:
-            for stream in streams:
+            for stream, _ in submitted.values():
                 await stream.close()
     return json_response(answer.whole())
+
+
+async def _submit_all(
+    call: Call, request: CompletionRequest, submitted: MutableMapping[int, tuple[Stream, Prompt]]
+) -> None:
+    """Submit each prompt under its number. None waits for another's acceptance, which a worker may send late."""
+    serving, prompts = call.serving, request.prompts()
+    turn = asyncio.Lock()  # the budget charges the memory in which a text becomes tokens: one does at a time
+
+    async def submit(number: int) -> None:
+        parsed = serving.pipeline.read_completion(
+            prompts[number], add_special_tokens=request.add_special_tokens, room=call.text_room
+        )
+
+        async def assemble(layouts: Sequence[Layout]) -> Prompt:
+            async with turn:
+                return await parsed.assemble(layouts)
+
+        submitted[number] = await submit_request(
+            serving,
+            replace(parsed, assemble=assemble),
+            request_id=f"{call.request_id}-{number}",
+            sampling=request.sampling(),
+            tenant=request.tenant(call.tenant),
+            priority=request.priority,
+            opening=ConversationPrefix.of_prompt(prompts[number]),
+            kind=StreamedAnswer if request.stream else BufferedAnswer,
+            answer_account=call.account,
+        )
+
+    for prompt in prompts:
+        serving.check_text(prompt)
+    await concurrently(range(len(prompts)), submit, at_once=len(prompts))
 
 
 async def _completion_events(streams: Sequence[Stream], answer: CompletionResponse) -> AsyncIterator[bytes]:

@@ -181,7 +181,8 @@ NAMES: Final[tuple[Name, ...]] = (
     # Sampling, grammars, parsers of answers.
     *_of("sampling_params", "", "sampling", "SamplingParams", "RequestOutputKind", "StructuredOutputsParams"),
     *_of("sampling_params", "", "sampling", "RepetitionDetectionParams"),
-    *_of("sampling_params", "SamplingParams", "sampling", "from_optional(skip_clone)", "_all_stop_token_ids"),
+    *_of("sampling_params", "SamplingParams", "sampling", "from_optional(skip_clone, stream_interval)"),
+    *_of("sampling_params", "SamplingParams", "sampling", "_all_stop_token_ids"),
     *_of("sampling_params", "SamplingParams", "grammars are checked once", "_validate_structured_outputs"),
     *_of(
         "entrypoints.generate.base.protocol",

@@ -120,6 +120,8 @@ class RequestIntake:
         try:
             return await add_validated(self._llm, request, params, options)
         except BaseException:
-            await asyncio.shield(self._llm.abort(request_id))
-            self._cache.take_back(admission)
+            try:
+                await asyncio.shield(self._llm.abort(request_id))
+            finally:
+                self._cache.take_back(admission)
             raise
