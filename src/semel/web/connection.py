@@ -164,6 +164,9 @@ class Connection(HttpToolsProtocol):
             return  # the request was refused before it had a cycle
         super().on_message_complete()
         self._is_coming = False
+        # A long body has paused it, and a client that leaves is only noticed by reading.
+        if self.flow.read_paused and not self.pipeline:
+            self._resume_reading()
         if self._is_ending:
             self._close()
 
@@ -247,8 +250,14 @@ class Connection(HttpToolsProtocol):
     def _watch_disconnect(self, call: Callable[[], None]) -> None:
         if self._place.stage is None:  # it has disconnected
             self.loop.call_soon(call)
-        else:
-            self._on_disconnect.append(call)
+            return
+        self._on_disconnect.append(call)
+        if self.pipeline:  # a request that was sent ahead has paused it, and a longer one pauses it again
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _mark_evictable(self) -> None:
         self._rest = Stage.SILENT
