@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -78,6 +79,32 @@ async def test_the_request_under_way_hears_of_it_though_another_was_sent_ahead()
         async with asked(made, 2 * BODY):
             await until(lambda: app.begun == 1)
         await until(lambda: app.left == [True])
+
+
+async def test_a_stream_that_a_client_leaves_is_no_error_though_another_request_was_sent_ahead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    streams = [asyncio.Event(), asyncio.Event()]
+    left: list[bool] = []
+
+    async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
+        with DisconnectWatch(scope, receive) as watch:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one", "more_body": True})
+            await streams[len(left)].wait()
+        if not watch.has_left:
+            await send({"type": "http.response.body", "body": b""})
+        left.append(watch.has_left)
+
+    async with served(streaming) as made:
+        async with asked(made, 3 * BODY) as (reader, _):
+            await reader.readuntil(b"one")
+            streams[0].set()
+            await reader.readuntil(b"one")
+        await until(lambda: left == [False, True])
+        await until(lambda: not made.server._server.server_state.tasks)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize("calls_back", [True, False])

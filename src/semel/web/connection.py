@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from semel.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTooSlow, ServiceError, TooManyConnections
 from semel.web.admission import EXPENDABLE, Place, Stage
@@ -58,6 +58,9 @@ class Connection(HttpToolsProtocol):
         self._idle: asyncio.TimerHandle | None = None
         self._headers: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        """The request that is answered; `cycle` is the last one that has come."""
+
         self._is_coming = False
         """True while the body of the last request is incomplete."""
 
@@ -91,6 +94,9 @@ class Connection(HttpToolsProtocol):
         # Breaks a reference cycle, which would wait for the garbage collector.
         self._response_transport.close = self.transport.close
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells only the last one
+            self._running.message_event.set()
         calls, self._on_disconnect = self._on_disconnect, []
         for call in calls:
             call()
@@ -143,6 +149,8 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
+        if not self.pipeline:
+            self._running = self.cycle
         if self._releasing.is_set() or self._place.is_reserved:
             self.cycle.keep_alive = False
         self._is_coming, self._unread_bytes = True, 0
@@ -173,6 +181,8 @@ class Connection(HttpToolsProtocol):
     @override
     def on_response_complete(self) -> None:
         self._on_disconnect.clear()
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
         super().on_response_complete()
         if self.cycle.response_complete:  # else the next one was sent ahead
             self._place.enter(self._rest)
