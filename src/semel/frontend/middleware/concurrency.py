@@ -280,12 +280,12 @@ class ConcurrencyLimit:
                 self._limiter.offer(place, revocation)
                 await self._serve(scope, client.receive, answer)
         except ServiceError as error:
-            if error is not revocation.error:
-                raise
-            if error is place.error:
+            if error is place.error or (isinstance(error, Busy) and not answer.has_begun):  # or its account was
                 await self._refuse(error, tenant, scope, receive, send)
-            else:
+            elif error is revocation.error:
                 await self._cut_off(error, answer, scope, receive)
+            else:
+                raise
         finally:
             self._limiter.leave(place)
             if client.has_left:
