@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
         # Breaks a reference cycle, which would wait for the garbage collector.
         self._response_transport.close = self.transport.close
         super().connection_lost(exc)
-        if self._running is not None and not self._running.response_complete:
+        if self._running is not None:
             self._running.disconnected = True  # uvicorn tells only the last one
             self._running.message_event.set()
         calls, self._on_disconnect = self._on_disconnect, []
@@ -149,8 +149,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
-        if not self.pipeline:
-            self._running = self.cycle
+        self._running = self._running or self.cycle
         if self._releasing.is_set() or self._place.is_reserved:
             self.cycle.keep_alive = False
         self._is_coming, self._unread_bytes = True, 0
@@ -173,16 +172,15 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._is_coming = False
         # A long body has paused it, and a client that leaves is only noticed by reading.
-        if self.flow.read_paused and not self.pipeline:
-            self._resume_reading()
+        if self.flow.read_paused and not self.pipeline and not self.transport.is_closing():
+            self.flow.resume_reading()
         if self._is_ending:
             self._close()
 
     @override
     def on_response_complete(self) -> None:
         self._on_disconnect.clear()
-        if self.pipeline:
-            self._running = self.pipeline[-1][0]
+        self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.cycle.response_complete:  # else the next one was sent ahead
             self._place.enter(self._rest)
@@ -262,11 +260,7 @@ class Connection(HttpToolsProtocol):
             self.loop.call_soon(call)
             return
         self._on_disconnect.append(call)
-        if self.pipeline:  # a request that was sent ahead has paused it, and a longer one pauses it again
-            self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        if not self.transport.is_closing():
+        if self.pipeline and not self.transport.is_closing():  # a request that was sent ahead has paused it
             self.flow.resume_reading()
 
     def _mark_evictable(self) -> None:

@@ -47,7 +47,6 @@ REFUSED: Final = "semel.refused"
 _MAX_SCATTER: Final = 2.0
 """A client comes again after at most so many times what it was told (`semel.web.errors`)."""
 
-
 _MAX_EARLY_BYTES: Final = 16 << 10
 """The most bytes of a body that are read before its request is admitted."""
 
