@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.core import Keyring, Output
 from semel.errors import Busy, ConfigError, DeadlineExceeded, NotReady
 from semel.fairness.shares import Claims
+from semel.frontend.budget import Budget
+from semel.frontend.http.body import unless_disconnected
 from semel.frontend.http.sse import EventFormat, EventStream, event
+from semel.frontend.limits import BudgetLimits
 from semel.frontend.middleware.concurrency import ConcurrencyLimit, ConcurrencyLimits, Place, RequestLimiter
 from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits
 from semel.frontend.middleware.request_context import RequestContextMiddleware
@@ -373,6 +377,28 @@ async def test_a_request_that_has_not_begun_yields_to_another_tenant_s_S21(tmp_p
         assert made.service.limiter.called_back == {"acme": 1}
         name = 'semel_requests_called_back_total{code="too_many_requests"}'
         assert made.metrics("semel_requests_called_back_total") == {name: "1.0"}
+
+
+async def test_a_stream_that_is_called_back_just_as_it_begins_is_refused_as_any_other_S21(
+    tmp_path: Path, drawing: Drawing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig(tmp_path, drawing.pipeline, keys=TENANTS) as made:
+        made.service.budget = budget = Budget(BudgetLimits(max_requests=2))
+
+        async def yielding(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+            response = await unless_disconnected(request, work)
+            accounts.append(budget.open("umbra"))
+            return response
+
+        monkeypatch.setattr("semel.frontend.routes.call.unless_disconnected", yielding)
+        accounts = [budget.open("acme")]
+        answer = await made.post(CHAT, {**json.loads(BODY), "stream": True}, authorization=ACME)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_requests")
+        assert answer.headers["retry-after"] in {"1", "2"}, "scattered"
+        assert refusals(made.meter, "too_many_requests") == 1
+        assert budget.by_tenant() == {"acme": (0, 1), "umbra": (0, 1)}
+        assert made.service.limiter.requests == 0
+    assert "do not expect" not in caplog.text
 
 
 async def test_mutant_first_come_first_served_the_other_tenant_gets_no_place(

@@ -17,6 +17,7 @@ from semel.fleet.fleet import Fleet
 from semel.frontend.items import client_features as given
 from semel.frontend.items.ownership import has_tag, tag_of
 from semel.render import ChatRenderer
+from semel.telemetry.stages import Stage
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat
 from tests.waiting import until
@@ -104,6 +105,21 @@ async def test_text_is_completed_and_its_longest_answer_left_to_the_context(app:
     await app.ok(GENERATE, {"token_ids": [1, 2], "sampling_params": {"temperature": 0.0}})
     assert app.engine.last is not None
     assert app.engine.last.sampling == {"stream_interval": 16, "n": 1, "temperature": 0.0}
+
+
+async def test_text_has_no_stages_of_items_and_what_has_items_has_those_it_went_through(
+    tmp_path: Path, drawing: Drawing
+) -> None:
+    timed: list[Stage] = []
+    pipeline = replace(drawing.pipeline, timings=lambda _, stage: timed.append(stage))
+    async with rig(tmp_path, pipeline, engine_bytes=FEATURE_BYTES) as made:
+        rendered, _ = await executed(made, 1)
+        timed.clear()
+        await made.ok(GENERATE, rendered)
+        assert timed == ["digest", "layout", "render", "send", "first_token"]
+        timed.clear()
+        await made.ok(GENERATE, {"token_ids": [1, 2], "sampling_params": {}})
+        assert timed == ["render", "send", "first_token"]
 
 
 @pytest.fixture(scope="module")

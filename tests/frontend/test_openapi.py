@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
 
 from semel.cache import LruCache
 from semel.core import Feature, Key, Keyring, Layout, Media, Output, Submission, Tensor
@@ -309,6 +310,47 @@ def test_an_application_that_answers_otherwise_is_caught(lie: str) -> None:
     mode, answer, found = LIES[lie]
     with served(lambda: planted(answer)) as made, pytest.raises(BaseExceptionGroup, match=found):
         made.examine("POST /detokenize", mode, count=5)
+
+
+class Broken(Response):
+    """A response that fails in the middle."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ServiceError("in the middle")
+
+
+def app_of(path: str, response: Response) -> DocumentedApp:
+    """An application with one route. Its refusals have status 500."""
+
+    async def endpoint(_: Request) -> Response:
+        return response
+
+    async def refuse(_: Request, error: Exception) -> Response:
+        return Response(str(error), 500)
+
+    return DocumentedApp([DocumentedRoute(path, endpoint, methods=["POST"])], secured=False, refuse=refuse)
+
+
+@pytest.mark.parametrize("path", ["/one", "/{name}"])
+async def test_a_response_that_fails_after_its_start_has_no_second_one(path: str) -> None:
+    sent: list[str] = []
+
+    async def receive() -> Message:
+        raise NotImplementedError
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    with pytest.raises(ServiceError, match="in the middle"):
+        await app_of(path, Broken())({"type": "http", "method": "POST", "path": "/one", "headers": []}, receive, send)
+    assert sent == ["http.response.start"]
+
+
+def test_an_application_begins_and_ends_as_its_server_says() -> None:
+    with TestClient(app_of("/{name}", Response("ok"))) as client:
+        assert client.post("/one").text == "ok"
+        assert client.post("/one/two").status_code == 500
 
 
 @pytest.mark.parametrize("kind", told_kinds(), ids=lambda kind: kind.__name__)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.core import Keyring, Submission
+from semel.errors import Busy
 from semel.frontend.middleware import refusal_rate
 from semel.frontend.middleware.concurrency import ConcurrencyLimit, RequestLimiter
 from semel.frontend.middleware.refusal_rate import AbortThrottle, RefusalLimits, RefusalThrottle
+from semel.frontend.service import FrontendState
 from semel.lab.testing.engine import EchoStream
 from semel.telemetry import Meter
+from semel.web.disconnect import DISCONNECT
 from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing
@@ -206,6 +209,55 @@ async def test_over_a_socket_aborts_delay_their_tenant_and_then_reach_no_engine(
         assert await abort(10) == (10 if is_open else 0)
         assert await asked("alice") == 0
         assert (await asked("mallory") > 10) == (not is_open)
+
+
+class Leaving:
+    """A client that leaves the moment its refusal begins to wait."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def watched(self, app: ASGIApp) -> ASGIApp:
+        """The application behind a server that calls back."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {DISCONNECT: {"watch": self.calls.append}}
+            await app(scope, receive, send)
+
+        return serve
+
+    def wait_s(self, _: str) -> float:
+        assert self.calls
+        for call in self.calls:
+            call()
+        return 0.0
+
+
+async def test_a_client_that_leaves_while_its_refusal_waits_has_aborted_nothing(
+    app: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was refused: that has been counted."""
+    aborted: list[str] = []
+
+    def end(_: AbortThrottle, tenant: str, seconds: float) -> None:
+        aborted.append(tenant)
+
+    async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+        raise Busy("called back")
+
+    async def left(scope: Scope, receive: Receive, send: Send) -> None:
+        leaving.wait_s("")
+
+    monkeypatch.setattr(AbortThrottle, "end", end)
+    leaving = Leaving()
+    monkeypatch.setattr(FrontendState, "refusal_wait_s", lambda _, tenant: leaving.wait_s(tenant))
+    await Exchange().run(leaving.watched(app.app), CHAT, stream_of([b"no JSON"]))
+    assert aborted == []
+    for inner, expected in ((busy, []), (left, [""])):
+        leaving = Leaving()
+        limit = ConcurrencyLimit(inner, RequestLimiter(), Meter(), leaving.wait_s, AbortThrottle(lambda: LIMITS))
+        await Exchange().run(leaving.watched(limit), CHAT, stream_of([b"{}"]))
+        assert aborted == expected
 
 
 def app_of(admitted: list[bytes]) -> ASGIApp:

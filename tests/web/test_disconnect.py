@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from semel.web.disconnect import DISCONNECT, DisconnectWatch
 from tests.waiting import until
 from tests.web.test_server import Served, post, served
 
 BODY = post(2) + b"{}"
+LONG_BYTES = 200_000
+"""More than what pauses reading."""
 
 
 class Watching:
@@ -74,6 +77,77 @@ async def test_the_request_under_way_hears_of_it_though_another_was_sent_ahead()
     app = Watching()
     async with served(app) as made:
         async with asked(made, 2 * BODY):
+            await until(lambda: app.begun == 1)
+        await until(lambda: app.left == [True])
+
+
+async def test_a_stream_that_a_client_leaves_is_no_error_though_another_request_was_sent_ahead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    streams = [asyncio.Event(), asyncio.Event()]
+    left: list[bool] = []
+
+    async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
+        with DisconnectWatch(scope, receive) as watch:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"one", "more_body": True})
+            await streams[len(left)].wait()
+        if not watch.has_left:
+            await send({"type": "http.response.body", "body": b""})
+        left.append(watch.has_left)
+
+    async with served(streaming) as made:
+        async with asked(made, 3 * BODY) as (reader, _):
+            await reader.readuntil(b"one")
+            streams[0].set()
+            await reader.readuntil(b"one")
+        await until(lambda: left == [False, True])
+        await until(lambda: not made.server._server.server_state.tasks)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("calls_back", [True, False])
+async def test_a_client_that_leaves_after_a_long_body_is_noticed(calls_back: bool) -> None:
+    """The rest of the body comes at once, while the application waits for it: that pauses reading."""
+    app, asks = Watching(calls_back=calls_back), asyncio.Event()
+
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        async def receiving() -> Message:
+            asks.set()
+            return await receive()
+
+        await app(scope, receiving, send)
+
+    async with served(reading) as made:
+        async with asked(made, post(LONG_BYTES)) as (_, writer):
+            await asks.wait()
+            writer.write(bytes(LONG_BYTES))
+            await until(lambda: app.begun == 1)
+        await until(lambda: app.left == [True])
+
+
+async def test_a_client_that_leaves_is_noticed_though_its_next_request_came_before_the_watch() -> None:
+    app, read, go = Watching(), asyncio.Event(), asyncio.Event()
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await Request(scope, receive).body()
+        read.set()
+        await go.wait()
+        messages = iter([{"type": "http.request", "body": body}])
+
+        async def again() -> Message:
+            return next(messages)
+
+        await app(scope, again, send)
+
+    async with served(late) as made:
+        async with asked(made) as (_, writer):
+            await read.wait()
+            writer.write(BODY)
+            (connection,) = made.server._server.server_state.connections
+            await until(lambda: len(connection.pipeline) == 1)  # type: ignore[union-attr]
+            go.set()
             await until(lambda: app.begun == 1)
         await until(lambda: app.left == [True])
 

@@ -27,7 +27,7 @@ from semel.frontend.http.errors import http_refusal, refusal
 from semel.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
 from semel.frontend.limits import NO_CORS, CorsSettings
 from semel.frontend.middleware.authentication import Authentication, tenant_name
-from semel.frontend.middleware.concurrency import ConcurrencyLimit
+from semel.frontend.middleware.concurrency import REFUSED, ConcurrencyLimit
 from semel.frontend.middleware.refusal_rate import AbortThrottle, AddressThrottle
 from semel.frontend.middleware.request_context import RequestContextMiddleware
 from semel.frontend.routes.completions import completion_routes
@@ -103,6 +103,7 @@ def create_app(
         error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, RequestError | Busy | NotReady):
             meter.count(metrics.REFUSALS, error.code)
+            request.scope[REFUSED] = True
             await asyncio.sleep(service.refusal_wait_s(tenant_name(request.scope)))
         return response
 

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from semel.errors import HeadTooLarge, InvalidRequest, RequestError, RequestTooSlow, ServiceError, TooManyConnections
 from semel.web.admission import EXPENDABLE, Place, Stage
@@ -58,6 +58,9 @@ class Connection(HttpToolsProtocol):
         self._idle: asyncio.TimerHandle | None = None
         self._headers: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        """The request that is answered; `cycle` is the last one that has come."""
+
         self._is_coming = False
         """True while the body of the last request is incomplete."""
 
@@ -91,6 +94,9 @@ class Connection(HttpToolsProtocol):
         # Breaks a reference cycle, which would wait for the garbage collector.
         self._response_transport.close = self.transport.close
         super().connection_lost(exc)
+        if self._running is not None:
+            self._running.disconnected = True  # uvicorn tells only the last one
+            self._running.message_event.set()
         calls, self._on_disconnect = self._on_disconnect, []
         for call in calls:
             call()
@@ -143,6 +149,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.cycle.transport = self._response_transport  # type: ignore[assignment]
+        self._running = self._running or self.cycle
         if self._releasing.is_set() or self._place.is_reserved:
             self.cycle.keep_alive = False
         self._is_coming, self._unread_bytes = True, 0
@@ -164,12 +171,16 @@ class Connection(HttpToolsProtocol):
             return  # the request was refused before it had a cycle
         super().on_message_complete()
         self._is_coming = False
+        # A long body has paused it, and a client that leaves is only noticed by reading.
+        if self.flow.read_paused and not self.pipeline and not self.transport.is_closing():
+            self.flow.resume_reading()
         if self._is_ending:
             self._close()
 
     @override
     def on_response_complete(self) -> None:
         self._on_disconnect.clear()
+        self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.cycle.response_complete:  # else the next one was sent ahead
             self._place.enter(self._rest)
@@ -247,8 +258,10 @@ class Connection(HttpToolsProtocol):
     def _watch_disconnect(self, call: Callable[[], None]) -> None:
         if self._place.stage is None:  # it has disconnected
             self.loop.call_soon(call)
-        else:
-            self._on_disconnect.append(call)
+            return
+        self._on_disconnect.append(call)
+        if self.pipeline and not self.transport.is_closing():  # a request that was sent ahead has paused it
+            self.flow.resume_reading()
 
     def _mark_evictable(self) -> None:
         self._rest = Stage.SILENT

@@ -36,14 +36,16 @@ from semel.telemetry.meter import Meter, Sample
 from semel.web.disconnect import on_disconnect
 from semel.web.revocation import Revocation
 
-__all__ = ["CUT_OFF", "ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
+__all__ = ["CUT_OFF", "REFUSED", "ConcurrencyLimit", "ConcurrencyLimits", "Place", "RequestLimiter"]
 
 CUT_OFF: Final = "semel.cut_off"
 """The key under which the scope of a request has the error that cut its response off."""
 
+REFUSED: Final = "semel.refused"
+"""The key that the scope of a request has once it is refused: a client that leaves then has aborted nothing."""
+
 _MAX_SCATTER: Final = 2.0
 """A client comes again after at most so many times what it was told (`semel.web.errors`)."""
-
 
 _MAX_EARLY_BYTES: Final = 16 << 10
 """The most bytes of a body that are read before its request is admitted."""
@@ -261,7 +263,7 @@ class ConcurrencyLimit:
             await self._app(scope, receive, send)
             return
         tenant = tenant_name(scope)
-        client = _Client(receive)
+        client = _Client(scope, receive)
         on_disconnect(scope, client.leave)
         if (wait_s := self._aborts.wait_s(tenant)) and not await client.stays(wait_s):
             self._aborts.end(tenant, 0.0)
@@ -280,12 +282,13 @@ class ConcurrencyLimit:
                 self._limiter.offer(place, revocation)
                 await self._serve(scope, client.receive, answer)
         except ServiceError as error:
-            if error is not revocation.error:
-                raise
-            if error is place.error:
+            # Its place was called back, or the account of a stream just before that began.
+            if error is place.error or (isinstance(error, Busy) and not answer.has_begun):
                 await self._refuse(error, tenant, scope, receive, send)
-            else:
+            elif error is revocation.error:
                 await self._cut_off(error, answer, scope, receive)
+            else:
+                raise
         finally:
             self._limiter.leave(place)
             if client.has_left:
@@ -322,6 +325,7 @@ class ConcurrencyLimit:
 
     async def _refuse(self, error: ServiceError, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._meter.count(metrics.REFUSALS, error.code)
+        scope[REFUSED] = True
         answer = refusal(error, scope)
         if self._limiter.closed:
             answer.headers["Connection"] = "close"  # the client's next request should go to another frontend
@@ -333,14 +337,15 @@ class ConcurrencyLimit:
 class _Client:
     """The client of one request, while it is answered."""
 
-    __slots__ = ("_early", "_receive", "has_left", "is_answered")
+    __slots__ = ("_early", "_receive", "_scope", "has_left", "is_answered")
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope = scope
         self._receive = receive
         self._early: dict[str, Any] | None = None
         self.is_answered = False
         self.has_left = False
-        """True if it disconnected before its answer was complete."""
+        """True if it disconnected before its answer was complete, and before it was refused."""
 
     async def stays(self, wait_s: float) -> bool:
         """Wait so long; False as soon as the client disconnects, if its body is a small one."""
@@ -366,7 +371,7 @@ class _Client:
         return message
 
     def leave(self) -> None:
-        self.has_left |= not self.is_answered
+        self.has_left |= not self.is_answered and REFUSED not in self._scope
 
 
 class _Answer:

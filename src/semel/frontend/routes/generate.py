@@ -117,9 +117,11 @@ async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     tenant, completion, is_file = parsed.tenant(call.tenant), parsed.completion(), parsed.is_file
     placed = await _placed(call, parsed, tenant)
     parsed = parsed.without_features()
-    watch.lap("digest")
+    if placed:
+        watch.lap("digest")
     worker = _worker_for(serving, placed, parsed.token_ids, tenant)
-    watch.lap("layout")
+    if placed:
+        watch.lap("layout")
     prompt = _prompt_of(parsed.token_ids, placed, serving.fleet.holding, renderer)
     watch.lap("render")
     sent = {one.item.digest: one.feature for one in placed if one.feature is not None}

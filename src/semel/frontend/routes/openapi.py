@@ -103,7 +103,7 @@ class DocumentedApp(Starlette):
     ) -> None:
         self._documented = [DocumentedRoute("/openapi.json", self._send_document), *routes]
         # Looked at one by one: those with a body first, and probes last.
-        ordered = sorted(self._documented, key=lambda route: "GET" in (route.methods or ()))
+        self._ordered = ordered = sorted(self._documented, key=lambda route: "GET" in (route.methods or ()))
         super().__init__(routes=ordered, middleware=middleware)
         self._by_path = {
             (method, route.path): route
@@ -127,17 +127,29 @@ class DocumentedApp(Starlette):
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request by its route. One without parameters is looked up; the others are tried one by one."""
+        if scope["type"] != "http":
+            await self.router(scope, receive, send)
+            return
         request = Request(scope, receive)
-        route = self._by_path.get((scope.get("method", ""), scope.get("path", "")))
+        route = self._by_path.get((scope["method"], scope["path"])) or self._find(scope)
         try:
-            if route is None:
+            if route is None:  # it is refused or redirected
                 await self.router(scope, receive, send)
                 return
             scope["route"] = route
             response = await route.endpoint(request)
         except (SemelError, HTTPException) as error:
             response = await self._refuse(request, error)
-        await response(scope, receive, send)
+        await response(scope, receive, send)  # not above: after its start there is no other response
+
+    def _find(self, scope: Scope) -> DocumentedRoute | None:
+        """Find the route that takes a request, and put its parameters into the request's scope."""
+        for route in self._ordered:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                return route
+        return None
 
     @cache  # noqa: B019 there is one application in a process, and its routes do not change
     def openapi(self) -> dict[str, Any]:
