@@ -1,10 +1,11 @@
-"""`semel bench serve --transport tcp`, `scripts/load --transport tcp`: who is started with what, without any engine."""
+"""`semel bench serve --transport tcp`, `scripts/load`: who is started with what, and what fails, without any engine."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import fields, replace
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,9 @@ from semel.lab.bench.serving.run import Options
 from semel.lab.bench.serving.servers import Launch, semel_server
 from semel.settings.frontend import FrontendSettings
 from semel.settings.worker import WorkerSettings
+from tools.fleet import comparing, load
+from tools.fleet.counters import Counts
+from tools.fleet.driving import Tally
 from tools.fleet.processes import Fleet
 from tools.fleet.transports import Figures
 
@@ -80,6 +84,25 @@ def test_the_transport_of_a_server_that_runs_elsewhere_cannot_be_chosen() -> Non
 def test_workers_of_a_load_listen_as_it_is_asked_for(transport: str, beginning: str) -> None:
     fleet = Fleet(Path("/m"), Path("/h"), Key(bytes(32)), "", transport=transport)
     assert fleet.address_of("worker-0").startswith(beginning)
+
+
+@pytest.mark.parametrize(("encodes", "failures", "status"), [(120, [], 0), (121, [], 1), (100, ["another answer"], 1)])
+def test_a_comparison_fails_if_images_are_encoded_over_1_2_times_or_a_request_fails(
+    encodes: int, failures: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 8. Round robin encodes each image twice, which is its own affair."""
+
+    def figures(encoded: int, failures: list[str]) -> comparing.Figures:
+        counts = Counts(**dict.fromkeys((one.name for one in fields(Counts)), 0) | {"encoded": encoded})
+        return comparing.Figures([Tally(failures=failures, latencies_s=[0.1, 0.2])], [counts], images=100)
+
+    async def drive_rivals(*_: object, **__: object) -> dict[str, comparing.Figures]:
+        return {"semel": figures(encodes, failures), "round robin": figures(200, [])}
+
+    monkeypatch.setattr(load, "_model", lambda folder: folder)
+    monkeypatch.setattr(load, "running_fleet", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(load, "drive_rivals", drive_rivals)
+    assert load.main(["--compare", "--json"]) == status
 
 
 def test_figures_are_medians_by_the_feature() -> None:

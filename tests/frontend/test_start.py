@@ -47,6 +47,7 @@ class Started:
 
     client: httpx.AsyncClient
     log: Path
+    pid: int
 
     async def metrics(self) -> str:
         return (await self.client.get("/metrics")).text
@@ -88,7 +89,7 @@ async def _process(folder: Path, home: Path, address: str, *flags: str) -> Async
                 while not await _is_ready(client):
                     assert process.poll() is None, log.read_text()[-3_000:]
                     await asyncio.sleep(0.05)
-            yield Started(client, log)
+            yield Started(client, log, process.pid)
     finally:
         process.terminate()
         try:

@@ -7,6 +7,7 @@ import wave
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +33,7 @@ FLOATS = Target("float32")
 HALVES = Target("bfloat16")
 IMAGES = [
     ("qwen2-vl", BYTES),
+    ("qwen2-vl", FLOATS),
     ("qwen2-vl", HALVES),
     ("qwen2.5-vl", BYTES),
     ("llava", HALVES),
@@ -172,6 +174,13 @@ def test_another_way_of_cutting_patches_is_left_alone(pairs: Pairs, tiny: Folder
     Qwen2VL().quicken(processor)
     assert processor.image_processor.patchify is of_another_version
     assert pairs("qwen2-vl", BYTES)[0].processor.image_processor.patchify is not of_another_version
+
+
+def test_an_image_processor_that_cuts_no_patches_is_left_alone() -> None:
+    processor = SimpleNamespace(image_processor=SimpleNamespace())
+    Qwen2VL().quicken(processor)
+    Qwen2VL().write_into(processor, memoryview(bytearray(SHARED_BYTES)))
+    assert processor == SimpleNamespace(image_processor=SimpleNamespace())
 
 
 def check_patches_are_written_once(processor: HfProcessor, memory: memoryview) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from semel.cache import SharedCache, Window, with_small_copies
 from semel.cache.shared.segment import Segment
 from semel.core import Feature, Layout, Media, Tensor
-from semel.processing.pool.pipe import Made, Send, TensorHead, Tokenize, Tokens, Work
+from semel.errors import MediaTooLarge, MediaUndecodable
+from semel.processing.pool.job import OfferLimits
+from semel.processing.pool.pipe import Failed, Made, Offer, Send, TensorHead, Tokenize, Tokens, Work
 from semel.processing.pool.staging import Staging
 from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
 
@@ -53,9 +56,47 @@ async def test_a_large_feature_leaves_no_memory_behind_and_a_small_one_its_pages
     source = Segment(48 * MIB)
     for nbytes, kept in ((8 * MIB, 8 * MIB), (40 * MIB, 0)):
         source.memory[:nbytes] = b"x" * nbytes
-        await Staging(source).trim(nbytes, threads)
+        await Staging(source).trim(threads)
         assert resident_bytes(source) == kept
     source.close()
+
+
+def made_of(item: int, nbytes: int) -> Made:
+    return Made(item, "image", (TensorHead("pixels", "uint8", (nbytes,)),), ONE_TOKEN, is_written=True)
+
+
+@pytest.mark.parametrize("kind", ["feature", "layout", "failed layout", "failed", "refused", "small by its own word"])
+async def test_a_process_keeps_little_staging_memory_after_any_item_S21(kind: str) -> None:
+    """Patches are written there while an item is made: also for a layout, and for what fails in the end."""
+    nbytes = 40 * MIB
+
+    async def serve(peer: Peer) -> None:
+        assert peer.memory is not None
+        order, _ = await peer.receive()
+        assert isinstance(order, Work)
+        peer.memory.view(0, nbytes)[:] = b"x" * nbytes
+        if kind.startswith("failed"):
+            await peer.send(Failed("MediaUndecodable", "broken"))
+        elif order.only_layout:
+            await peer.send(Offer(order.item, 0, 1))
+            await peer.receive()
+            await peer.send(Made(order.item, "image", (), ONE_TOKEN))
+        else:
+            await peer.send(made_of(order.item, 1 if kind == "small by its own word" else nbytes))
+        await peer.receive()
+
+    cache = SharedCache.create(MIB)
+    limits = OfferLimits(max_bytes=MIB if kind == "refused" else 64 * MIB)
+    try:
+        async with scripted_pool(serve, memory=cache, offers=limits) as pool:
+            ask = pool.lay_out if "layout" in kind else pool.process
+            with suppress(MediaUndecodable, MediaTooLarge):
+                await ask(Media("image", b"1"))
+            (child,) = pool.processes.children
+            assert child.running and child.staging is not None
+            assert os.fstat(child.staging.fileno()).st_blocks * 512 <= 32 * MIB
+    finally:
+        cache.close()
 
 
 @pytest.mark.parametrize("is_offered", [False, True])

@@ -72,6 +72,20 @@ async def write_more_than_was_offered(peer: Peer) -> None:
     await peer.send(made(0, 60, is_written=True))
 
 
+async def write_nothing_of_what_was_offered(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Offer(0, 1, 1))
+    assert isinstance((await peer.receive())[0], Send)
+    await peer.send(Made(0, "image", (), ONE_TOKEN, is_written=True))
+
+
+async def write_elements_of_no_size(peer: Peer) -> None:
+    await peer.receive()
+    await peer.send(Offer(0, 1, 1))
+    assert isinstance((await peer.receive())[0], Send)
+    await peer.send(Made(0, "image", (TensorHead("pixels", "unknown", (1,)),), ONE_TOKEN, is_written=True))
+
+
 async def send_what_was_to_be_written(peer: Peer) -> None:
     await peer.receive()
     await peer.send(Offer(0, LIE_BYTES, 1))
@@ -153,6 +167,8 @@ LIES: dict[Lie, Order] = {
     send_what_was_not_offered: process,
     send_more_than_was_offered: process,
     write_more_than_was_offered: process,
+    write_nothing_of_what_was_offered: process,
+    write_elements_of_no_size: process,
     send_what_was_to_be_written: process,
     send_more_tokens_than_were_offered: process,
     offer_less_than_nothing: process,
@@ -163,7 +179,12 @@ LIES: dict[Lie, Order] = {
     send_a_long_text_of_few_tokens: detokenize,
 }
 
-STAGED = (write_more_than_was_offered, send_what_was_to_be_written)
+STAGED = (
+    write_more_than_was_offered,
+    write_nothing_of_what_was_offered,
+    write_elements_of_no_size,
+    send_what_was_to_be_written,
+)
 """Told by a process that has staging memory."""
 
 lies = pytest.mark.parametrize("lie", LIES, ids=lambda one: one.__name__)

@@ -45,6 +45,7 @@ SOON_S = 40.0
 CHAT = "/deep/v1/chat/completions"
 ADMIN_KEY = "an-admin-key-0123456789"
 ADDED = "sk-added-0123456789abcdef"
+URL_SECRET = "a-secret-in-a-url-0123456789"
 TEMPLATE = (
     "{% for m in messages %}WIRED {% if m.content is string %}text {{ m.content }}"
     "{% else %}parts {% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
@@ -199,11 +200,19 @@ def test_the_keys_of_the_file_are_needed(fleet: Fleet) -> None:
     assert fleet.ask("hello", "sk-other").status_code == 401
 
 
-def test_a_key_that_is_put_into_the_file_is_taken_without_a_restart_S25(fleet: Fleet) -> None:
+def test_a_key_that_is_put_into_the_file_is_taken_without_a_restart_and_one_taken_out_is_not_S25(fleet: Fleet) -> None:
     assert fleet.ask("hello", ADDED).status_code == 401
-    _write_secret(fleet.home / "new", f"acme {ACME}\nbeta {BETA}\nacme {ADDED}\n")
-    (fleet.home / "new").replace(fleet.home / "keys")
+    keys = f"acme {ACME}\nbeta {BETA}\n"
+    replace_keys(fleet, f"{keys}acme {ADDED}\n")
     until(lambda: fleet.ask("hello", ADDED).status_code == 200, SOON_S, every_s=0.5)  # refusals are slowed down
+    replace_keys(fleet, keys)
+    until(lambda: fleet.ask("hello", ADDED).status_code == 401, SOON_S, every_s=0.5)
+    assert fleet.ask("hello", ACME).status_code == 200
+
+
+def replace_keys(fleet: Fleet, text: str) -> None:
+    _write_secret(fleet.home / "new", text)
+    (fleet.home / "new").replace(fleet.home / "keys")
 
 
 def test_only_the_tenant_with_priority_may_set_one(fleet: Fleet) -> None:
@@ -251,6 +260,13 @@ def test_media_come_from_the_named_host_and_network_each_time(fleet: Fleet) -> N
         reply = fleet.ask(at_url(url))
         assert reply.status_code == 200, reply.text
     assert fleet.origin.asked.count("/a.png") == 2, "--media-cache-gb is 0"
+
+
+def test_media_come_from_no_other_host_and_the_log_has_no_query_of_a_url(fleet: Fleet) -> None:
+    """The network of both is allowed."""
+    reply = fleet.ask(at_url(f"http://127.0.0.2:{fleet.origin.port}/x.png?key={URL_SECRET}"))
+    assert reply.status_code >= 400 and reply.json()["error"]["code"] == "media_url_not_allowed", reply.text
+    assert URL_SECRET not in fleet.frontend.text
 
 
 def test_a_host_that_does_not_answer_is_given_up(fleet: Fleet) -> None:

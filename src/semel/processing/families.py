@@ -252,7 +252,7 @@ class Qwen2VL(Family):
 
     def write_into(self, processor: Any, memory: memoryview) -> None:
         """Have patches written into this memory."""
-        if isinstance(writer := processor.image_processor.patchify, PatchWriter):
+        if isinstance(writer := getattr(processor.image_processor, "patchify", None), PatchWriter):
             writer.write_into(memory)
 
     def check(self, config: Mapping[str, Any], feature: Feature) -> str | None:

@@ -269,8 +269,10 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
         return MAX_ANSWER_BYTES + _MAX_ORIGIN_BYTES + min(_RUN_BYTES * self.tokens, _MAX_LAYOUT_BYTES)
 
     def check_answer(self, answer: Answer) -> None:
-        """Refuse an answer that is more than what was offered."""
+        """Refuse an answer that is more than what was offered, or that says of nothing that it is written."""
         nbytes = answer.tensor_bytes if isinstance(answer, Made) else getattr(answer, "payload_bytes", 0)
+        if isinstance(answer, Made) and answer.is_written and not nbytes:
+            raise ProtocolError(f"a pool process offered {self.nbytes:,} bytes for item {self.item}, and wrote none")
         tokens = answer.tokens if isinstance(answer, Made) else 0
         if nbytes > self.nbytes or tokens > self.tokens:
             raise ProtocolError(

@@ -407,10 +407,7 @@ class Pool:
         is_offered = False
         try:
             async with asyncio.timeout(self._load.timeout_s):
-                if child.staging is not None:
-                    await child.staging.forget_others(job.tenant, self._copies)
-                    if job.decodes:
-                        child.staging.expect(job.tenant)
+                await self._prepare_staging(child, job)
                 answer, payload = await child.ask(job.order, job.media.data, max_payload_bytes=job.max_answer_bytes)
                 if (offer := job.offer_of(answer)) is not None:
                     is_offered = True
@@ -435,6 +432,15 @@ class Pool:
             logger.exception("pool process %d broke the protocol and is ended", child.pid)
             await child.end(within_s=0)
             raise ServiceError("preprocessing failed; the log of this frontend says why") from error
+        finally:
+            if job.decodes and child.running and child.staging is not None:
+                await child.staging.trim(self._copies)
+
+    async def _prepare_staging(self, child: PoolProcess, job: Job[Any]) -> None:
+        if child.staging is not None:
+            await child.staging.forget_others(job.tenant, self._copies)
+            if job.decodes:
+                child.staging.expect(job.tenant)
 
     async def _accept(
         self, child: PoolProcess, job: Job[Any], offer: Offer, answer: Answer
@@ -443,18 +449,15 @@ class Pool:
         staging = child.staging if job.is_staged else None
         if staging is None or not 0 < offer.nbytes <= staging.size:
             return await self._accept_sent(child, job, offer, answer)
-        try:
-            if isinstance(answer, Offer):
-                await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
-                answer, _ = await child.ask(encode(Send()), max_message_bytes=offer.max_message_bytes)
-                offer.check_answer(answer)
-            else:
-                job.admit(offer, self._offer_limits)
-            if not isinstance(answer, Made) or not answer.is_written:
-                raise job.unexpected(answer)
-            return answer, await self._copy_staged(staging, job, answer.tensor_bytes)
-        finally:
-            await staging.trim(offer.nbytes, self._copies)
+        if isinstance(answer, Offer):
+            await _unless_refused(child, partial(job.admit, offer, self._offer_limits))
+            answer, _ = await child.ask(encode(Send()), max_message_bytes=offer.max_message_bytes)
+            offer.check_answer(answer)
+        else:
+            job.admit(offer, self._offer_limits)
+        if not isinstance(answer, Made) or not answer.is_written:
+            raise job.unexpected(answer)
+        return answer, await self._copy_staged(staging, job, answer.tensor_bytes)
 
     async def _accept_sent(
         self, child: PoolProcess, job: Job[Any], offer: Offer, answer: Answer

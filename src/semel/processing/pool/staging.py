@@ -8,6 +8,7 @@ answer arrives, once, and everything is checked on the copy.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, Self
@@ -21,6 +22,8 @@ _BYTES: Final = 256 << 20
 
 _KEEP_BYTES: Final = 32 << 20
 """What stays with the process after an item: giving pages back and taking them again costs more than a copy."""
+
+_BLOCK_BYTES: Final = 512  # of `st_blocks`, on every file system
 
 _INLINE_BYTES: Final = 1 << 20
 """A copy of so much takes less than a millisecond; more is copied in a thread, off the event loop."""
@@ -70,10 +73,13 @@ class Staging:
         if self._tenant not in (None, tenant):
             await asyncio.get_running_loop().run_in_executor(threads, self.forget)
 
-    async def trim(self, nbytes: int, threads: Executor) -> None:
-        """Give back the memory of a feature of this size, which was copied or refused by now, if it is large."""
-        if nbytes > _KEEP_BYTES:
-            await asyncio.get_running_loop().run_in_executor(threads, self._segment.forget, nbytes)
+    async def trim(self, threads: Executor) -> None:
+        """Give back the memory of what was staged, which was copied or refused by now, if it is large.
+
+        How much there is, the kernel says: the process may have written more than it tells, or have failed since.
+        """
+        if os.fstat(self.fileno()).st_blocks * _BLOCK_BYTES > _KEEP_BYTES:
+            await asyncio.get_running_loop().run_in_executor(threads, self.forget)
 
     def forget(self) -> None:
         """Give back the memory of what was staged, which was copied by now."""
