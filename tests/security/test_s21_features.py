@@ -105,7 +105,7 @@ async def test_three_pictures_that_are_refused_evict_none_of_another_tenant_s_tw
     pool: Pool, memory: SharedCache, limits: OfferLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "_offers", limits)
-    monkeypatch.setattr(memory, "_evictions", 0)
+    monkeypatch.setattr(memory, "evictions", 0)
     await check_that_pictures_that_are_refused_evict_nothing(pool, memory)
 
 
@@ -114,7 +114,7 @@ async def test_mutant_a_pool_that_takes_every_offer_evicts_some(
     pool: Pool, memory: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OfferLimits, "check", lambda *_: None)
-    monkeypatch.setattr(memory, "_evictions", 0)
+    monkeypatch.setattr(memory, "evictions", 0)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         await check_that_pictures_that_are_refused_evict_nothing(pool, memory)
     assert memory.evictions

@@ -64,7 +64,7 @@ class OfferLimits:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Job(ABC, Generic[_T]):
     """An item on its way; what comes of it is dropped if its caller has gone."""
 
@@ -104,6 +104,9 @@ class Job(ABC, Generic[_T]):
 
     spend: Spend | None = None
     """Is asked before what is made is taken."""
+
+    paid: int = 0
+    """Bytes that its request was charged for what is made of it."""
 
     made: asyncio.Future[_T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     context: Context = field(default_factory=copy_context)
@@ -158,9 +161,10 @@ class Job(ABC, Generic[_T]):
         """Refuse what a process offers if nobody could use it."""
 
     def pay(self, nbytes: int) -> None:
-        """Charge its request for what is not written into the shared memory, or refuse it."""
-        if self.spend is not None:
-            self.spend(nbytes)
+        """Charge its request for what is not written into the shared memory, or refuse it; a second try is free."""
+        if self.spend is not None and nbytes > self.paid:
+            self.spend(nbytes - self.paid)
+            self.paid = nbytes
 
     def succeed(self, made: _T) -> None:
         """Give its caller the result, if it is still there."""
