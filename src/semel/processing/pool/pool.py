@@ -404,11 +404,13 @@ class Pool:
             raise refusal
         self.decoded += job.decodes
         cpu_s = child.cpu_s
+        is_offered = False
         try:
             async with asyncio.timeout(self._load.timeout_s):
                 await self._prepare_staging(child, job)
                 answer, payload = await child.ask(job.order, job.media.data, max_payload_bytes=job.max_answer_bytes)
                 if (offer := job.offer_of(answer)) is not None:
+                    is_offered = True
                     answer, payload = await self._accept(child, job, offer, answer)
             if isinstance(answer, Failed) and answer.last:  # until it has ended, it must not get the next item
                 await child.end(within_s=END_TIMEOUT_S)
@@ -418,7 +420,7 @@ class Pool:
             await child.end(within_s=0)
             if is_stopped:
                 error = NotReady(f"the process that worked on {job.subject} stood still; send the request again")
-                raise _ProcessLost(error) from None
+                raise (error if is_offered else _ProcessLost(error)) from None
             raise self._late(job) from None
         except (EOFError, OSError):
             was_stuck = await child.end(within_s=END_TIMEOUT_S)
@@ -505,7 +507,7 @@ class Pool:
 
 
 class _ProcessLost(Exception):
-    """A process that was killed or stopped: another one may do its work."""
+    """A process that was killed, or stopped before it offered anything: another one may do its work."""
 
     def __init__(self, error: SemelError) -> None:
         self.error = error
