@@ -13,7 +13,7 @@ from semel.cache import SharedCache, Window, with_small_copies
 from semel.cache.shared.segment import Segment
 from semel.core import Feature, Layout, Media, Tensor
 from semel.errors import MediaTooLarge, MediaUndecodable
-from semel.processing.pool.job import OfferLimits
+from semel.processing.pool.job import FeatureJob, OfferLimits
 from semel.processing.pool.pipe import Failed, Made, Offer, Send, TensorHead, Tokenize, Tokens, Work
 from semel.processing.pool.staging import Staging
 from tests.processing.scripted_pool import ONE_TOKEN, Peer, scripted_pool
@@ -186,6 +186,15 @@ def check_a_grid_is_what_was_checked(feature: Feature, memory: bytearray) -> Non
     checked = feature.tensors["grid"].data.tobytes()
     memory[:24] = b"\xff" * 24
     assert feature.tensors["grid"].data.tobytes() == checked
+
+
+async def test_an_item_that_a_second_process_makes_is_paid_once_S21() -> None:
+    """The wrong implementation charges each try; a second one that is larger costs the difference."""
+    charged: list[int] = []
+    job = FeatureJob(0, Media("image", b"123"), b"", spend=charged.append)
+    for nbytes in (100, 100, 130):
+        job.pay(nbytes)
+    assert charged == [100, 30]
 
 
 def test_grids_cannot_be_changed_after_they_were_checked_S9() -> None:
