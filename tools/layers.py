@@ -44,6 +44,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "key_files": "the keys of a process, read from files and read again when they are rotated",
     "sizing": "how much memory a host needs",
     "shutdown": "how a process learns that it should end",
+    "vllm_plugin": "semel inside plain vLLM: `SEMEL=1 vllm serve`",
     "compose": "puts the parts together into processes",
     "cli": "the `semel` command",
     "lab": "the workshop: benchmarks, the proof against bare vLLM, the simulator, tiny models",

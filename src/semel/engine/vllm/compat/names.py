@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["NAMES", "Name", "to_release"]
+__all__ = ["NAMES", "Name", "names_of", "to_release"]
 
 _FIRST: Final = "0.31"
 
@@ -54,8 +54,10 @@ def _number(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split(".") if part.isdigit())
 
 
-def _of(module: str, owner: str, purpose: str, *entries: str, since: str = _FIRST, until: str = "") -> Iterator[Name]:
-    """Names of a module, or attributes of one of its classes: `name` or `name(parameter, parameter)`."""
+def names_of(
+    module: str, owner: str, purpose: str, *entries: str, since: str = _FIRST, until: str = ""
+) -> Iterator[Name]:
+    """Yield names of a module, or attributes of one of its classes: `name` or `name(parameter, parameter)`."""
     for entry in entries:
         name, _, rest = entry.partition("(")
         parameters = tuple(rest.rstrip(")").split(", ")) if rest else ()
@@ -63,6 +65,8 @@ def _of(module: str, owner: str, purpose: str, *entries: str, since: str = _FIRS
             f"vllm.{module}".rstrip("."), f"{owner}.{name}" if owner else name, parameters, purpose, since, until
         )
 
+
+_of = names_of
 
 NAMES: Final[tuple[Name, ...]] = (
     # Flags and configuration.
