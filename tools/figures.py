@@ -53,6 +53,11 @@ class Figures:
 
 
 FIGURES: Final[dict[str, Figures]] = {
+    "request": Figures(
+        "semel bench serve --only text --only answers --only again --only agent --only saturation --json",
+        ("docs/get-started/performance.md", "README.md"),
+        13,
+    ),
     "serve": Figures(
         "semel bench serve --json --plot docs/performance",
         ("docs/get-started/performance.md", "README.md", "docs/get-started/verify.md"),
