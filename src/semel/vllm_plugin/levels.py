@@ -3,23 +3,27 @@
 A level is a module with `install()`, which hooks it into vLLM in this process and returns what the line says of it. It
 raises `LevelOff` with the reason where it cannot work. Any other fault is the door's own: the level stays off with one
 line, and vLLM runs as it would without it.
+
+The first process of a server reads vLLM's source for the names that semel uses, which takes 1.6 s of CPU, and writes
+the line. It leaves its verdict in the environment for the processes that it starts: they neither check nor write again.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
-from collections.abc import Iterable, Mapping
+import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Final
 
 from semel.engine.vllm.compat.door_names import DOOR_NAMES
-from semel.engine.vllm.compat.names import to_release
+from semel.engine.vllm.compat.names import NAMES, to_release
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version, missing_names
 
-__all__ = ["LEVELS", "Door", "LevelOff", "open_door", "parse_levels"]
+__all__ = ["LEVELS", "VERDICT", "Door", "LevelOff", "open_door", "parse_levels"]
 
 LEVELS: Final[Mapping[str, str]] = {
     "images": "semel.vllm_plugin.images",
@@ -30,8 +34,11 @@ LEVELS: Final[Mapping[str, str]] = {
 }
 """The modules of the levels, in the order in which they are installed."""
 
-# vLLM's own handler writes it, in its format.
-logger = logging.getLogger("vllm.semel")
+VERDICT: Final = "_SEMEL_VERDICT"
+"""The environment variable in which a server's first process leaves `SEMEL` and why the door is shut, if it is."""
+
+# vLLM's own handler writes what comes when vLLM has configured its logs, in its format.
+logger = logging.getLogger("vllm").getChild("semel")
 
 
 class LevelOff(Exception):
@@ -52,31 +59,40 @@ class Door:
         return f"semel: {says}" + (f"; off: {off}" if off else "")
 
 
-def parse_levels(asked: str) -> list[str]:
+def parse_levels(setting: str) -> list[str]:
     """Return the levels that `SEMEL` names: all for 1, else a list with commas. Raise `ValueError` for another word."""
-    if asked == "1":
+    if setting == "1":
         return list(LEVELS)
-    named = [word.strip() for word in asked.split(",") if word.strip()]
+    named = [word.strip() for word in setting.split(",") if word.strip()]
     if unknown := [word for word in named if word not in LEVELS]:
-        raise ValueError(f"SEMEL={asked} names {unknown[0]!r}: set 1, or some of {', '.join(LEVELS)}")
+        raise ValueError(f"SEMEL={setting} names {unknown[0]!r}: set 1, or some of {', '.join(LEVELS)}")
     return [level for level in LEVELS if level in named]
 
 
-def open_door(asked: str) -> Door:
-    """Install the levels that are asked for and can work here. Raise nothing."""
+def open_door(setting: str) -> Door:
+    """Install the levels that `SEMEL` names and that can work here. Raise nothing."""
     door = Door()
-    try:
-        levels = parse_levels(asked)
-        if reason := _shut_reason():
-            logger.warning("semel: the door stays shut, and vLLM runs as it is: %s", reason)
-            return door
-        for level in levels:
+    inherited, _, reason = os.environ.get(VERDICT, "").partition("\n")
+    is_first = inherited != setting
+    if is_first:
+        reason = _shut_reason(setting)
+        os.environ[VERDICT] = f"{setting}\n{reason}"
+    if not reason:
+        for level in parse_levels(setting):
             _install(door, level)
-        if multiprocessing.parent_process() is None:
-            logger.info("%s", door.line())
-    except Exception as error:  # noqa: BLE001 (whatever it is, the server would run without semel)
-        logger.warning("semel: the door stays shut, and vLLM runs as it is: %s", error)
+    if is_first and reason:
+        _write(logging.WARNING, f"semel: the door stays shut, and vLLM runs as it is: {reason}")
+    elif is_first:
+        _write(logging.INFO, door.line())
     return door
+
+
+def _write(level: int, line: str) -> None:
+    """Log a line. `vllm serve` loads plug-ins before it configures its logs, when an INFO line would go nowhere."""
+    if logger.hasHandlers():
+        logger.log(level, "%s", line)
+    else:
+        sys.stderr.write(f"{line}\n")
 
 
 def _install(door: Door, level: str) -> None:
@@ -89,14 +105,22 @@ def _install(door: Door, level: str) -> None:
         door.off[level] = f"a fault of its own: {type(error).__name__}: {error}"
 
 
-def _shut_reason() -> str:
+def _shut_reason(setting: str) -> str:
     """Return why nothing can be hooked into the installed vLLM; empty if all is as it was tested."""
-    installed = installed_version()
+    try:
+        parse_levels(setting)
+        return _misfit(installed_version())
+    except Exception as error:  # noqa: BLE001 (whatever it is, the server would run without semel)
+        return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def _misfit(installed: str) -> str:
     release = to_release(installed)
     if release not in TESTED:
         return (
             f"vLLM {installed or 'of an unknown version'} is installed, and it was tested with {' and '.join(TESTED)}"
         )
+    names = (*DOOR_NAMES, *NAMES)
     tree = SourceTree.installed("vllm")
-    missing: Iterable[object] = DOOR_NAMES if tree is None else missing_names(tree, release, DOOR_NAMES)
-    return "".join(f"vLLM {installed} has no {name}" for name in list(missing)[:1])
+    missing = names if tree is None else missing_names(tree, release, names)
+    return f"vLLM {installed} has no {missing[0]} ({missing[0].purpose})" if missing else ""
