@@ -408,5 +408,13 @@ SPANS_DROPPED: Final = Metric(
     ("reason",),
 )
 
+# vLLM's own server, with `SEMEL=1`.
+DOOR_EVENTS: Final = Metric(
+    "semel_vllm_plugin_events_total",
+    "Events of `SEMEL=1` inside vLLM's own server: decodes, decodes_saved, preprocessed, joined, pool_refusals, lost "
+    "items of the engine core's cache, and requests that were repaired.",
+    ("event",),
+)
+
 METRICS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """Every metric of semel, in the order of the documentation."""

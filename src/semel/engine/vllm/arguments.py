@@ -34,6 +34,7 @@ __all__ = [
     "create_config",
     "engine_help",
     "parse_engine_flags",
+    "plug_in",
     "take_parser_flags",
 ]
 
@@ -119,7 +120,7 @@ def parse_engine_flags(
         with_scheduler=encoder_planning,
         with_lazy_transfer=not ship_resident_items and takes_late_items(current_platform),
     )
-    _plug_in(arguments, plugs)
+    plug_in(arguments, plugs)
     if embedding_tier is not None:
         check_tier(arguments, installed_version())
         arguments.ec_transfer_config = embedding_tier.arguments["ec_transfer_config"]
@@ -208,8 +209,8 @@ def _fix_grammar_backend(arguments: Any, flags: Sequence[str]) -> None:
         arguments.structured_outputs_config.backend = _GRAMMAR_BACKEND
 
 
-def _plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
-    """Our parts, unless the flags name others; to our own cache under other settings, only what they leave open."""
+def plug_in(arguments: Any, plugs: Mapping[str, Any]) -> None:
+    """Fill in our parts, unless flags name others; to our own cache under other settings, only what they leave open."""
     config = _as_mapping(arguments.ec_manager_config)
     if config.get("encoder_cache_manager_cls") is None:
         arguments.ec_manager_config = plugs["ec_manager_config"]

@@ -40,7 +40,26 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
     ),
     # The renderer.
     # Repair.
+    *_of("renderers.base", "", "lost items are made again", "BaseRenderer"),
+    *_of(
+        *("renderers.base", "BaseRenderer", "lost items are made again", "_mm_executor"),
+        "process_for_engine(prompt, arrival_time, skip_mm_cache)",
+        "process_for_engine_async(prompt, arrival_time, skip_mm_cache)",
+    ),
+    *_of("v1.engine.input_processor", "", "requests know their media", "InputProcessor"),
+    *_of("v1.engine.llm_engine", "", "lost items under `LLM`", "LLMEngine"),
+    *_of("v1.engine.llm_engine", "LLMEngine", "lost items under `LLM`", "step", "engine_core", "output_processor"),
+    *_of("v1.engine.core_client", "SyncMPClient", "lost items under `LLM`", "add_request(request)"),
+    *_of("v1.engine.output_processor", "", "lost items are noticed", "OutputProcessor"),
+    *_of(
+        *("v1.engine.output_processor", "OutputProcessor", "lost items are noticed", "request_states"),
+        *("add_request(request)", "abort_requests(request_ids)", "process_outputs(engine_core_outputs)"),
+    ),
+    *_of("v1.engine", "EngineCoreOutput", "lost items are noticed", "mm_cache_miss_hashes", "request_id"),
+    *_of("v1.engine", "EngineCoreRequest", "requests are sent again", "mm_features", "resumable", "request_id"),
+    *_of("multimodal.inputs", "MultiModalFeatureSpec", "lost items are noticed", "mm_hash"),
     # Engine parts.
     *_of("engine.arg_utils", "EngineArgs", "engine parts by default", "create_engine_config(usage_context)"),
+    *_of("engine.arg_utils", "EngineArgs", "engine parts by default", "_api_process_count", "ec_transfer_config"),
     # A worker of a fleet.
 )
