@@ -180,6 +180,10 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s32_captured_decoder.py::test_a_long_answer_costs_the_event_loop_nothing_and_ends_its_process_S32",
         "test_s32_captured_decoder.py::test_control_under_the_old_limit_each_of_them_takes_the_event_loop_S32",
     ),
+    33: (
+        "test_s33_door.py::test_no_route_is_added_to_vllms_server_that_answers_without_its_key_S33",
+        "test_s33_door.py::test_the_listener_in_vllms_server_asks_for_the_keys_of_the_fleet_S33",
+    ),
 }
 """By row: the tests without which it would be an empty promise. Their controls are among them."""
 

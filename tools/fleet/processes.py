@@ -183,6 +183,17 @@ class Fleet:
         self.workers.append(worker)
         return worker
 
+    def begin_door(self, *, cache_gb: float = ITEM_CACHE_GB) -> Node:
+        """Start vLLM's own server with semel inside it, which makes it a worker too."""
+        name, port = f"worker-{len(self.workers)}", free_port()
+        address = self.address_of(name)
+        command = ["serve", self.model, "--host", "127.0.0.1", "--port", port, *ENGINE_FLAGS]
+        command += ["--mm-processor-cache-gb", f"{cache_gb:.9f}", "--shutdown-timeout", int(END_S / 2)]
+        door = {"SEMEL": "1", "SEMEL_LISTEN": address, "SEMEL_FLEET_KEY_FILE": str(self.home / "key")}
+        process, log = self._start(name, command, door, (str(SEMEL.with_name("vllm")),))
+        self.workers.append(Node(name, process, f"http://127.0.0.1:{port}", log, address))
+        return self.workers[-1]
+
     def begin_modelless_worker(self, *, rate: float = 500.0, address: str | None = None) -> Node:
         """Start a worker whose engine has no model, and makes so many tokens a second."""
         name, port = f"worker-{len(self.workers)}", free_port()

@@ -116,11 +116,12 @@ async def serve_engine(
     admin: Callable[[Worker, Meter], contextlib.AbstractAsyncContextManager[None]] | None = None,
     window: EngineWindow | None = None,
     sync: EmbeddingSync | None = None,
+    stopping: ShutdownSignal | None = None,
 ) -> None:
     """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once.
 
     With the window of the engine tenants take turns at it; without, it gets every request when it comes. With a store
-    encoder outputs are shared with other workers.
+    encoder outputs are shared with other workers. With `stopping` the signal handlers of the process are left alone.
     """
     from semel.worker.cache_updates import CacheUpdates
     from semel.worker.turns import EngineTurns
@@ -157,7 +158,7 @@ async def serve_engine(
         )
         if settings.admin.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker, meter))
-        stopping = ShutdownSignal.listening()
+        stopping = stopping or ShutdownSignal.listening()
         serving = asyncio.create_task(worker.run())
         if await stopping.wait(serving):
             worker.leave()

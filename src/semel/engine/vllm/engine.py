@@ -288,11 +288,20 @@ class VllmEngine:
         if self._llm is not None:
             kill_processes(self._llm)
 
-    async def close(self) -> None:
-        """End the engine and its processes. Closing twice does no harm."""
-        llm, self._llm = self._llm, None
+    def share(self) -> None:
+        """Let vLLM's own route use the engine next to this one; called on the engine's event loop."""
+        self._items.share(self._llm)
+
+    async def release(self) -> None:
+        """Stop using the engine, which runs on: it is another's."""
+        self._llm = None
         self._builder.close()
         await self._grammars.close()
+
+    async def close(self) -> None:
+        """End the engine and its processes. Closing twice does no harm."""
+        llm = self._llm
+        await self.release()
         if llm is not None:
             if llm.output_handler is not None and not llm.output_processor.has_unfinished_requests():
                 llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that

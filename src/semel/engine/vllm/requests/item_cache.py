@@ -5,14 +5,22 @@ by themselves and agree because both see the same items in the same order. So th
 core as long as every item passes here in the order of the submissions, and one that the mirror holds need not travel
 again: its digest does.
 
+Inside a plain vLLM server (`share`) there is a second writer: vLLM's own route, whose renderer fills the mirror in a
+thread. Then an admission holds a lock that every change of the mirror takes, and watchers are notified on the event
+loop, in the order of the changes.
+
 Only the mirrored kind of cache (`lru`) is known this well. Of any other one nothing is announced, and every submission
 has to bring its features.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections import deque
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -20,6 +28,7 @@ from semel.aio import at_once
 from semel.core import Digest, Feature, FeatureInfo, Item, Modality
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.compat.internals import find_mirror, item_size, unknown_contents, watch_removals
+from semel.engine.vllm.compat.shared_item_cache import SharedItemCache
 from semel.errors import FeatureMissing
 
 __all__ = ["Admission", "ItemCache"]
@@ -51,7 +60,7 @@ class _Entry:
 
 
 class ItemCache:
-    """The item cache of one engine. All calls come from one event loop; those that change it, under one lock."""
+    """The item cache of one engine. All calls come from one event loop; those that change it, one after the other."""
 
     def __init__(self, renderer: Any) -> None:
         self._sender = renderer.mm_processor_cache
@@ -61,6 +70,14 @@ class ItemCache:
         """The digests by vLLM's names for them."""
 
         self._watchers: list[ItemCacheWatcher] = []
+        self._changes: deque[tuple[Digest, FeatureInfo | None]] = deque()
+        """Insertions, and removals (None), that the watchers do not know yet."""
+
+        self._lock = threading.RLock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the watchers, where other threads change the cache too."""
+
+        self._home = threading.get_ident()
         self._nbytes = 0
         self._admitting = False
         self.evictions = 0
@@ -109,11 +126,19 @@ class ItemCache:
         """Return whether the feature is not larger than the whole cache."""
         return feature.nbytes <= self.capacity
 
+    def share(self, llm: Any) -> None:
+        """Let vLLM's own route use the cache as well, in its threads; called on the engine's event loop."""
+        self._loop, self._home = asyncio.get_running_loop(), threading.get_ident()
+        if self._mirror is not None:
+            SharedItemCache(self._sender, self._mirror, self._lock).install(llm.engine_core)
+
     def watch(self, watcher: ItemCacheWatcher) -> None:
         """Tell the watcher of everything that is held, and from now on of every change."""
-        for entry in self._entries.values():
-            watcher.hold(entry.digest, entry.holding)
-        self._watchers.append(watcher)
+        with self._lock:
+            self._notify()
+            for entry in self._entries.values():
+                watcher.hold(entry.digest, entry.holding)
+            self._watchers.append(watcher)
 
     def admit(
         self,
@@ -142,6 +167,17 @@ class ItemCache:
 
         Items that were `delivered` for this request alone count as new ones.
         """
+        with self._lock:
+            return (yield from self._admitted(items, data, features, counted, delivered))
+
+    def _admitted(
+        self,
+        items: Sequence[Item],
+        data: Mapping[Modality, list[Any]],
+        features: Mapping[Digest, Feature],
+        counted: Container[Digest],
+        delivered: AbstractSet[Digest],
+    ) -> Generator[None, None, Admission]:
         places = list(_places(items, data))
         built = {item.digest: row[index] for item, row, index in places}
         yield
@@ -193,7 +229,8 @@ class ItemCache:
     def clear(self) -> None:
         """Forget all, before the engine core does."""
         if self._mirror is not None:
-            self._mirror.clear()
+            with self._lock:
+                self._mirror.clear()
 
     def _fresh_sizes(self, built: Mapping[Digest, Any]) -> Generator[None, None, dict[Digest, int]]:
         """Yield the sizes of those that are not held; of one that has no data either, 0."""
@@ -242,8 +279,7 @@ class ItemCache:
         self._entries[entry.digest] = entry
         self._names[entry.digest.hex()] = entry.digest
         self._nbytes += entry.size
-        for watcher in self._watchers:
-            watcher.hold(entry.digest, entry.holding)
+        self._change(entry.digest, entry.holding)
 
     def _discard(self, digests: Iterable[Digest]) -> None:
         for digest in digests if self._sender is not None else ():
@@ -255,8 +291,25 @@ class ItemCache:
             return
         self._nbytes -= entry.size
         self.evictions += self._admitting
-        for watcher in self._watchers:
-            watcher.drop(entry.digest)
+        self._change(entry.digest, None)
+
+    def _change(self, digest: Digest, holding: FeatureInfo | None) -> None:
+        """Have the watchers notified: at once, or by the event loop if this is another thread."""
+        self._changes.append((digest, holding))
+        if self._loop is None or threading.get_ident() == self._home:
+            self._notify()
+        else:
+            with suppress(RuntimeError):  # the loop has ended, and its watchers with it
+                self._loop.call_soon_threadsafe(self._notify)
+
+    def _notify(self) -> None:
+        while self._changes:
+            digest, holding = self._changes.popleft()
+            for watcher in self._watchers:
+                if holding is None:
+                    watcher.drop(digest)
+                else:
+                    watcher.hold(digest, holding)
 
 
 def _places(items: Iterable[Item], data: Mapping[Modality, list[Any]]) -> Iterator[tuple[Item, list[Any], int]]:
