@@ -19,7 +19,7 @@ from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version, missing_names
 
-__all__ = ["LEVELS", "Door", "LevelOff", "open_door", "parse_levels"]
+__all__ = ["LEVELS", "Door", "LevelOff", "open_door", "parse_levels", "shut_reason"]
 
 LEVELS: Final[Mapping[str, str]] = {
     "images": "semel.vllm_plugin.images",
@@ -66,11 +66,10 @@ def open_door(asked: str) -> Door:
     """Install the levels that are asked for and can work here. Raise nothing."""
     door = Door()
     try:
-        levels = parse_levels(asked)
-        if reason := _shut_reason():
+        if reason := shut_reason(asked):
             logger.warning("semel: the door stays shut, and vLLM runs as it is: %s", reason)
             return door
-        for level in levels:
+        for level in parse_levels(asked):
             _install(door, level)
         if multiprocessing.parent_process() is None:
             logger.info("%s", door.line())
@@ -89,8 +88,12 @@ def _install(door: Door, level: str) -> None:
         door.off[level] = f"a fault of its own: {type(error).__name__}: {error}"
 
 
-def _shut_reason() -> str:
+def shut_reason(asked: str) -> str:
     """Return why nothing can be hooked into the installed vLLM; empty if all is as it was tested."""
+    try:
+        parse_levels(asked)
+    except ValueError as error:
+        return str(error)
     installed = installed_version()
     release = to_release(installed)
     if release not in TESTED:
