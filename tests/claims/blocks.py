@@ -44,6 +44,7 @@ BLOCKS: Final[tuple[tuple[str, str, str], ...]] = (
     ("docs/deploy/fleet.md", "printf 'tcp://", HERE),
     ("docs/deploy/fleet.md", "semel key make keys", HERE),
     (KUBERNETES, "", CLUSTER),
+    ("docs/deploy/plain-vllm.md", "", ENGINES),
     ("docs/deploy/reverse-proxy.md", "envoy", ENVOY),
     ("docs/deploy/reverse-proxy.md", "pytest", "CI runs this file"),
     ("docs/deploy/serve.md", "IMAGE=", "asks a server; scripts/first-answer sends the same"),
@@ -55,7 +56,9 @@ BLOCKS: Final[tuple[tuple[str, str, str], ...]] = (
 )
 """Page, how a block's first line begins, and the file that runs it, or why none does."""
 
-_RUNNABLE: Final = re.compile(r"(?:semel key|printf|echo|[A-Z]+=\S)(?!.*\b(?:sudo|kubectl|docker|semel serve)\b)")
+_RUNNABLE: Final = re.compile(
+    r"(?:semel key|printf|echo|[A-Z]+=\S)(?!.*\b(?:sudo|kubectl|docker|semel serve|vllm serve)\b)"
+)
 
 
 def blocks(pages: Pages) -> Iterator[tuple[str, str, str]]:

@@ -3,6 +3,7 @@
     scripts/families                     # every family that runs on a CPU, one engine after the other
     scripts/families qwen3-vl mistral3   # these
     scripts/families --write             # and write the tables of docs/get-started/models.md
+    scripts/families --door              # plain vLLM with and without SEMEL=1 instead (tools.engine.door_families)
 
 Each family is written to a temporary folder and served in a process of its own, with a deadline. Fails if an answer of
 semel's is not bare vLLM's, if an item with other values is answered like the right one, if a feature that lies does
@@ -23,6 +24,8 @@ from typing import Final
 from semel.lab.testing.models import FAMILIES, build
 from semel.processing import read_config
 from tools.engine.children import ROOT, NoResult, json_of
+from tools.engine.door_families import HEAD as DOOR_HEAD
+from tools.engine.door_families import compare_family
 from tools.engine.family_parity import Parity
 from tools.engine.models_page import HEAD, replace_rows, replace_section, row_of, write_for_doctor
 from tools.engine.registry import architectures, table
@@ -39,14 +42,18 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="write the rows of these families into docs/get-started/models.md"
     )
+    parser.add_argument("--door", action="store_true", help="compare plain vLLM with and without SEMEL=1")
     options = parser.parse_args()
     chosen = options.family or runnable()
     if strangers := set(chosen) - set(runnable()):
         parser.error(f"no engine runs {', '.join(sorted(strangers))} here")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the engine that runs is ended too
-    for line in HEAD:
+    for line in (DOOR_HEAD,) if options.door else HEAD:
         write(line)
     with tempfile.TemporaryDirectory(prefix="families-") as folder:
+        if options.door:
+            shown = [show_door(family, Path(folder)) for family in chosen]
+            sys.exit(not all(shown))
         results = [show(family, Path(folder), is_written=options.write) for family in chosen]
     if options.write:
         write_rest()
@@ -79,6 +86,18 @@ def show(family: str, folder: Path, *, is_written: bool) -> bool:
     if is_written:  # after each: a run takes half an hour
         PAGE.write_text(replace_rows(PAGE.read_text(), {family: row}))
     return isinstance(found, Parity) and found.is_right
+
+
+def show_door(family: str, folder: Path) -> bool:
+    """Show what plain vLLM answers with and without the door; whether that is the same."""
+    began = time.monotonic()
+    try:
+        row, faults = compare_family(family, build(family, folder / family))
+    except NoResult as error:
+        row, faults = f"| {family} | | | | | | |", [str(error)]
+    for line in (row, *(f"    {family}: {fault}" for fault in faults), f"    {time.monotonic() - began:.0f} s"):
+        write(line)
+    return not faults
 
 
 def write(line: str) -> None:

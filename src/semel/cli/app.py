@@ -102,6 +102,11 @@ class DoctorSettings:
     model: str | None = flag(None, help="A model to check as well.", group="Server", is_common=True, is_positional=True)
     host: str = same_flag(ServerSettings, "host")
     port: int = same_flag(ServerSettings, "port")
+    vllm: bool = flag(
+        False,
+        help="Check plain vLLM with semel inside instead: what SEMEL switches on, what is off, and why.",
+        group="Server",
+    )
     store: EmbeddingStoreSettings = section(EmbeddingStoreSettings)
 
 
@@ -111,12 +116,13 @@ def doctor(call: Call[DoctorSettings]) -> None:
 
     The checks of a model are those that run before a start; vLLM's flags count.
     """
-    from semel.cli.doctor import examine
+    from semel.cli.doctor import examine, examine_door
 
     settings = call.settings
     marks = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
     failed = False
-    for finding in examine(settings.model, settings.host, settings.port, call.rest, store=settings.store):
+    findings = examine(settings.model, settings.host, settings.port, call.rest, store=settings.store)
+    for finding in examine_door() if settings.vllm else findings:
         failed |= finding.verdict == "problem"
         remedy = f"  → {finding.remedy}" if finding.remedy else ""
         console.print(

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from semel.cli.checks.compatibility_row import check_compatibility
+from semel.cli.checks.door import check_door
 from semel.cli.checks.engine_flags import read_engine_flags
 from semel.cli.checks.finding import Finding, problem_of
 from semel.cli.checks.host import Endpoint, check_ports, check_sandbox, check_shared_memory, check_socket_folder
@@ -20,7 +21,7 @@ from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import TESTED, installed_version
 from semel.settings.secrets import embedding_store_nodes
 
-__all__ = ["check_embedding_store", "examine"]
+__all__ = ["check_embedding_store", "examine", "examine_door"]
 
 _PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "starlette")
 _MIN_MEMORY_BYTES: Final = 8 * 1024**3
@@ -49,6 +50,14 @@ def examine(
         yield from check_compatibility(model)
     else:
         yield check_shared_memory()
+
+
+def examine_door() -> Iterator[Finding]:
+    """Yield what plain vLLM has of semel in this environment."""
+    yield _package("semel")
+    yield from check_door()
+    yield check_sandbox()
+    yield check_shared_memory()
 
 
 def _package(name: str) -> Finding:

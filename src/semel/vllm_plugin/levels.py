@@ -23,7 +23,7 @@ from semel.engine.vllm.compat.names import NAMES, to_release
 from semel.engine.vllm.compat.source import SourceTree
 from semel.engine.vllm.compat.versions import TESTED, installed_version, missing_names
 
-__all__ = ["LEVELS", "VERDICT", "Door", "LevelOff", "open_door", "parse_levels"]
+__all__ = ["LEVELS", "VERDICT", "Door", "LevelOff", "open_door", "parse_levels", "shut_reason"]
 
 LEVELS: Final[Mapping[str, str]] = {
     "images": "semel.vllm_plugin.images",
@@ -75,7 +75,7 @@ def open_door(setting: str) -> Door:
     inherited, _, reason = os.environ.get(VERDICT, "").partition("\n")
     is_first = inherited != setting
     if is_first:
-        reason = _shut_reason(setting)
+        reason = shut_reason(setting)
         os.environ[VERDICT] = f"{setting}\n{reason}"
     if not reason:
         for level in parse_levels(setting):
@@ -105,7 +105,7 @@ def _install(door: Door, level: str) -> None:
         door.off[level] = f"a fault of its own: {type(error).__name__}: {error}"
 
 
-def _shut_reason(setting: str) -> str:
+def shut_reason(setting: str) -> str:
     """Return why nothing can be hooked into the installed vLLM; empty if all is as it was tested."""
     try:
         parse_levels(setting)

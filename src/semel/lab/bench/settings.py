@@ -122,6 +122,11 @@ class CompareSettings:
         "context switches and latency of a text, a repeated image, a token and an answer of 128 tokens).",
         group="Measurement",
     )
+    door: bool = flag(
+        False,
+        help="Also measure vLLM's own server with semel inside: SEMEL=1, or the levels that SEMEL names here.",
+        group="Measurement",
+    )
     stages: bool = flag(False, help="Also show where semel's time goes, by stage.", group="Output")
     check: bool = flag(False, help="Exit with code 1 if a target is missed.", group="Output")
     as_json: bool = flag(False, "json", help="Print one JSON object instead of a table.", group="Output")

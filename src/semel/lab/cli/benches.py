@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
@@ -46,6 +47,7 @@ def bench_serve(call: Call[CompareSettings]) -> None:
             settings.quick,
             settings.transport,
             settings.semel_source,
+            (os.environ.get("SEMEL") or "1") if settings.door else "",
         )
     )
     if settings.as_json:

@@ -53,6 +53,13 @@ class Side:
 
     server: Server
     client: Client
+    levels: str = ""
+    """`SEMEL` of vLLM's own server with semel inside; empty for another."""
+
+    @property
+    def has_door(self) -> bool:
+        """Return whether it is vLLM's own server with semel inside."""
+        return bool(self.levels)
 
     def cpu_s(self) -> float:
         """Return the CPU time of all its processes so far."""

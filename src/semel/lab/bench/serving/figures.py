@@ -6,14 +6,25 @@ A limit applies to the ratio to bare vLLM in the same run, or to semel's own fig
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from semel.lab.bench.report import Check
 from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.statistics import Figure, exactly, median_of, ratio_of, slope_of, slope_ratio
 
-__all__ = ["LIMITS", "TARGETS", "Limit", "Row", "checks_of", "compared", "counted", "grown"]
+__all__ = [
+    "DOOR_TARGETS",
+    "LIMITS",
+    "TARGETS",
+    "Limit",
+    "Row",
+    "checks_of",
+    "compared",
+    "counted",
+    "grown",
+    "with_door",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,18 @@ TARGETS: Final[dict[str, Limit]] = {
 }
 """What a quiet machine should show: stricter than a limit of the same name, and judged in its place."""
 
+DOOR_TARGETS: Final[dict[str, Limit]] = {
+    "text: serving CPU, 1 at a time": Limit("ratio", "at most", 1.01),
+    "text: serving CPU, 16 at a time": Limit("ratio", "at most", 1.01),
+    "again: 1024, serving CPU": Limit("ratio", "at most", 0.5),
+    "again: HD, serving CPU": Limit("ratio", "at most", 0.4),
+    "agent: images not decoded, preprocessed and encoded once": Limit("semel", "at most", 0.0),
+    "render: 16 new images at a time, per image": Limit("ratio", "at most", 0.83),
+    "render: 16 new images at a time, busiest thread per image": Limit("ratio", "at most", 0.15),
+    "mixed: good requests that fail": Limit("semel", "at most", 0.0),
+}
+"""What vLLM's own server should show with semel inside."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -88,6 +111,12 @@ class Row:
     is_promised: bool = False
     """Whether it is judged by the limit that any machine keeps, instead of a target."""
 
+    is_door: bool = False
+    """Whether vLLM's server with the door stands in semel's place."""
+
+    door: Row | None = None
+    """The same quantity with the door, in turns with bare vLLM too."""
+
     @property
     def scenario(self) -> str:
         """The scenario that it belongs to."""
@@ -101,6 +130,8 @@ class Row:
     @property
     def limit(self) -> Limit | None:
         """Its target, else its limit, if it has one."""
+        if self.is_door:
+            return DOOR_TARGETS.get(self.name)
         limit = LIMITS.get(self.name)
         return limit if self.is_promised else TARGETS.get(self.name, limit)
 
@@ -141,16 +172,23 @@ def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Ro
     return Row(name, unit, exactly(semel), None if vllm is None else exactly(vllm), ratio)
 
 
+def with_door(rows: Sequence[Row], of_door: Sequence[Row]) -> list[Row]:
+    """Return the rows, and in each the row of the same name with the door."""
+    found = {row.name: replace(row, is_door=True) for row in of_door}
+    return [replace(row, door=found.get(row.name)) for row in rows]
+
+
 def _check_of(row: Row) -> Check:
     """Return a row as a check, in the common form of benchmarks."""
     limit, judged = row.limit, row.judged
+    name = f"{row.name}, with the door" if row.is_door else row.name
     if limit is None or judged is None:
-        return Check(row.name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)
+        return Check(name, row.semel.value, row.unit, None if row.vllm is None else row.vllm.value)
     unit = row.unit if limit.of == "semel" else "×"
     baseline = None if limit.of == "ratio" or row.vllm is None else row.vllm.value
-    return Check(row.name, judged.value, unit, baseline, limit.value, limit.is_kept(judged.value))
+    return Check(name, judged.value, unit, baseline, limit.value, limit.is_kept(judged.value))
 
 
 def checks_of(rows: Sequence[Row]) -> tuple[Check, ...]:
     """Return all rows as checks."""
-    return tuple(map(_check_of, rows))
+    return tuple(_check_of(one) for row in rows for one in (row, row.door) if one is not None)

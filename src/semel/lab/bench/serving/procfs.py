@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["context_switches", "cpu_s", "descendants", "pss_bytes", "run_s", "words_of"]
+__all__ = ["busiest_s", "context_switches", "cpu_s", "descendants", "pss_bytes", "run_s", "thread_s", "words_of"]
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _SWITCHES: Final = re.compile(r"_switches:\s+(\d+)")
@@ -49,20 +49,30 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 def run_s(pids: Iterable[int]) -> float:
     """The CPU time of the threads of these processes, as the scheduler counts it (ns). Ended threads are not in it."""
-    return sum(int(text.split()[0]) for text in _by_thread(pids, "schedstat")) / 1e9
+    return sum(thread_s(pids).values())
+
+
+def thread_s(pids: Iterable[int]) -> dict[int, float]:
+    """Return the CPU time of each thread of these processes, as the scheduler counts it (ns)."""
+    return {thread: int(text.split()[0]) / 1e9 for thread, text in _by_thread(pids, "schedstat")}
+
+
+def busiest_s(pids: Sequence[int], before: Mapping[int, float]) -> float:
+    """Return what the busiest thread has run since `before`, besides the first of each process, which has the loop."""
+    return max((ran - before.get(one, 0.0) for one, ran in thread_s(pids).items() if one not in pids), default=0.0)
 
 
 def context_switches(pids: Iterable[int]) -> int:
     """Return how often the threads of these processes have been switched, voluntarily or not."""
-    return sum(int(count) for text in _by_thread(pids, "status") for count in _SWITCHES.findall(text))
+    return sum(int(count) for _, text in _by_thread(pids, "status") for count in _SWITCHES.findall(text))
 
 
-def _by_thread(pids: Iterable[int], name: str) -> Iterator[str]:
+def _by_thread(pids: Iterable[int], name: str) -> Iterator[tuple[int, str]]:
     for pid in pids:
         with contextlib.suppress(OSError):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 with contextlib.suppress(OSError):
-                    yield (thread / name).read_text()
+                    yield int(thread.name), (thread / name).read_text()
 
 
 def pss_bytes(pids: Iterable[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ class ServeReport:
     @property
     def ok(self) -> bool:
         """Return whether every limit is met."""
-        return all(row.ok is not False for row in self.rows)
+        return all(check.ok for check in checks_of(self.rows))
 
     def to_json(self) -> str:
         """Return one line of JSON: `checks` as in every benchmark, `rows` with all figures and their errors."""
@@ -66,15 +66,20 @@ class ServeReport:
 def _table(scenario: str, rows: list[Row]) -> Table:
     table = Table(title=f"semel bench serve: {scenario}", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
-    for heading in ("semel", "other" if scenario == "sources" else "vLLM", "ratio", "limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    headings = ["semel", "other" if scenario == "sources" else "vLLM", "ratio", "limit", ""]
+    headings += ["door", "vLLM", "ratio", "limit", ""] if any(row.door for row in rows) else []
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for row in rows:
-        # The interval that counts is that of the ratio.
-        figures = [row.semel, row.vllm]
-        sides = map(format_figure, figures) if row.ratio is None else map(_value, figures)
-        table.add_row(_title(row), *sides, format_figure(row.ratio), _limit(row), _verdict(row))
+        table.add_row(_title(row), *_cells(row), *(_cells(row.door) if row.door else ()))
     return table
+
+
+def _cells(row: Row) -> list[str]:
+    # The interval that counts is that of the ratio.
+    figures = [row.semel, row.vllm]
+    sides = map(format_figure, figures) if row.ratio is None else map(_value, figures)
+    return [*sides, format_figure(row.ratio), _limit(row), _verdict(row)]
 
 
 def _title(row: Row) -> str:
@@ -126,6 +131,6 @@ def _finite(value: Any) -> Any:
 
 def _as_json(row: Row) -> dict[str, Any]:
     limit = None if row.limit is None else asdict(row.limit)
-    fields = asdict(row)
-    del fields["is_promised"]
+    fields = asdict(replace(row, door=None)) | {"door": None if row.door is None else _as_json(row.door)}
+    del fields["is_promised"], fields["is_door"]
     return fields | {"scenario": row.scenario, "limit": limit, "ok": row.ok, "sure": row.is_sure}

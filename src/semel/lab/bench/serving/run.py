@@ -19,7 +19,7 @@ from semel.lab.bench.report import describe_machine
 from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Effort, Side, Tell
 from semel.lab.bench.serving.client import Client
-from semel.lab.bench.serving.figures import Row
+from semel.lab.bench.serving.figures import Row, with_door
 from semel.lab.bench.serving.floor import Floor, engine_in_process
 from semel.lab.bench.serving.images import Images
 from semel.lab.bench.serving.report import ServeReport
@@ -37,7 +37,7 @@ from semel.lab.bench.serving.scenarios.restart import restart, restart_flags, ru
 from semel.lab.bench.serving.scenarios.rollouts import rollouts
 from semel.lab.bench.serving.scenarios.saturation import saturation
 from semel.lab.bench.serving.scenarios.sources import sources
-from semel.lab.bench.serving.servers import Launch, Server, semel_server, vllm_server
+from semel.lab.bench.serving.servers import Launch, Server, door_server, semel_server, vllm_server
 
 __all__ = ["SCENARIOS", "Options", "Running", "Scenario", "Transport", "measure", "run", "running"]
 
@@ -80,6 +80,9 @@ _NEXT_TO_ENGINE: Final[Mapping[str, Callable[[Bench, Client, Floor], Awaitable[l
 _AFTER_VLLM: Final = ("frontends",)
 """Scenarios that start vLLM's server in another way, when the first has ended: at most two engines run at a time."""
 
+_WITH_DOOR: Final = ("text", "new", "again", "agent", "rollouts", "render", "mixed")
+"""What `--door` also measures with vLLM's server with semel inside, in turns with bare vLLM."""
+
 _MAX_PIXELS: Final = 28 * 28 * 2_700  # so that an image of 1920×1080 is not scaled down: 2,691 tokens
 _TINY_FLAGS: Final = (
     *("--enforce-eager", "--dtype", "float32", "--seed", "0"),
@@ -117,8 +120,13 @@ class Options:
     source: Path | None = None
     """Another checkout of semel, with its `.venv`: it is measured in the place of bare vLLM."""
 
+    door: str = ""
+    """The levels of semel inside a third server, which is vLLM's own; empty without one."""
+
     def __post_init__(self) -> None:
         """Refuse a checkout that is not installed, before a model is made for it."""
+        if self.door and (self.baseline is not None or self.source is not None):
+            raise ConfigError("--door starts three servers: leave out --baseline, --semel and --semel-source")
         if self.source is not None and not self.source_python.exists():
             raise ConfigError(
                 f"--semel-source {self.source}: there is no {self.source_python}; run scripts/install there"
@@ -156,6 +164,9 @@ class Running:
     end_vllm: Callable[[], Awaitable[None]]
     """Ends vLLM's server, if it was started here."""
 
+    door: Bench | None = None
+    """The same with vLLM's server with semel inside, in semel's place."""
+
 
 @asynccontextmanager
 async def running(options: Options, names: Sequence[str], tell: Tell) -> AsyncIterator[Running]:
@@ -167,7 +178,13 @@ async def running(options: Options, names: Sequence[str], tell: Tell) -> AsyncIt
             servers = await _servers(options, launch, outer, inner, names)
             sides = await _clients(options, servers, inner)
             bench = Bench(sides, launch, Images(secrets.randbits(32)), Effort.of(quick=options.quick), tell)
-            yield Running(bench, inner.aclose)
+            door = None
+            if options.door and launch is not None:
+                tell("starting vLLM's server with the door", 0, 1)
+                server = await inner.enter_async_context(door_server(launch, options.door))
+                side = Side(server, await inner.enter_async_context(Client(server.url)), levels=options.door)
+                door = replace(bench, sides=Pair(side, sides.vllm))
+            yield Running(bench, inner.aclose, door)
 
 
 async def run(options: Options, tell: Tell) -> ServeReport:
@@ -186,8 +203,13 @@ async def measure(servers: Running, names: Sequence[str], *, has_engine: bool = 
     """
     rows: list[Row] = []
     for name in names:
-        if name not in _AFTER_VLLM:
-            rows += await (SCENARIOS | _WITH_SOURCE)[name](servers.bench)
+        if name in _AFTER_VLLM:
+            continue
+        scenario = (SCENARIOS | _WITH_SOURCE)[name]
+        found = await scenario(servers.bench)
+        if servers.door is not None and name in _WITH_DOOR:
+            found = with_door(found, await scenario(servers.door))
+        rows += found
     launch = servers.bench.launch
     next_to_engine = [_NEXT_TO_ENGINE[name] for name in names if has_engine and name in _NEXT_TO_ENGINE]
     later = [SCENARIOS[name] for name in names if name in _AFTER_VLLM]
@@ -277,6 +299,7 @@ def _describe(options: Options, launch: Launch | None, seed: int, names: Sequenc
         described["source"] = str(options.source)
     return described | {
         "model": model,
+        "door": options.door,
         "transport": options.transport,
         "flags": list(launch.flags),
         "semel_flags": list(launch.semel_flags),

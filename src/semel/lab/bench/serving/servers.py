@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,7 @@ __all__ = [
     "ROLES",
     "Launch",
     "Server",
+    "door_server",
     "end_process",
     "more_frontends",
     "role_of",
@@ -184,12 +185,17 @@ async def _semel_over_tcp(launch: Launch) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def vllm_server(launch: Launch) -> AsyncIterator[Server]:
+async def vllm_server(launch: Launch, name: str = "vllm") -> AsyncIterator[Server]:
     """vLLM's own server, ready, with its render routes."""
     command = [*_PYTHON, "vllm.entrypoints.openai.api_server", "--enable-scale-out", "--model", launch.model]
     command += ["--trust-request-mm-kwargs"] if launch.screen_options else []
-    async with _started(launch, "vllm", [*command, *launch.flags], ready="/health") as server:
+    async with _started(launch, name, [*command, *launch.flags], ready="/health") as server:
         yield server
+
+
+def door_server(launch: Launch, levels: str) -> AbstractAsyncContextManager[Server]:
+    """The same with these levels of semel inside."""
+    return vllm_server(replace(launch, environment={**launch.environment, "SEMEL": levels}), "door")
 
 
 @asynccontextmanager
@@ -240,7 +246,7 @@ async def _started(
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220, S603 (uvloop's own knows no process group)
             [*command, bind[0], "127.0.0.1", bind[1], str(port)],
-            env=os.environ | dict(launch.environment) | folders,
+            env=os.environ | {"SEMEL": "0"} | dict(launch.environment) | folders,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -59,7 +59,7 @@ async def _spent(bench: Bench, name: str, body: bytes, texts: Pair[list[float]])
     repeats = await measure_blocks(bench, f"CPU time of repeats, {name}", load, turns=bench.effort.bursts)
     after = await scrape(bench.sides.semel.client)
     return [
-        *block_rows(f"again: {name}, {{}}", repeats, ("CPU time of all processes",)),
+        *block_rows(f"again: {name}, {{}}", repeats, ("CPU time of all processes", "serving CPU")),
         _added(f"again: {name}, serving CPU that the image adds", series(repeats, "serving CPU"), texts),
         *stage_rows(f"again: {name}, stage", before, after),
     ]

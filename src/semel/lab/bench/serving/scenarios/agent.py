@@ -11,7 +11,7 @@ an engine of its own, so it runs after vLLM's server has ended, in turns with se
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -27,7 +27,7 @@ from semel.lab.bench.serving.procfs import cpu_s
 from semel.lab.bench.serving.screens import Screens
 from semel.lab.bench.serving.servers import Server
 from semel.lab.bench.serving.statistics import slope_of
-from semel.lab.bench.serving.work import Work, semel_work, vllm_work
+from semel.lab.bench.serving.work import Work, work_of
 
 __all__ = [
     "Look",
@@ -77,9 +77,6 @@ class Look:
     work: Work | None = None
     cpu_ms: float | None = None
     """The CPU time of all processes of the server, which other load on the machine hardly changes."""
-
-
-_WorkOf = Callable[[Side], Awaitable[Work]]
 
 
 class _Asks(Protocol):
@@ -144,24 +141,24 @@ def turns_that_fit(max_tokens: int, first: int, second: int) -> int:
 
 
 async def agent(bench: Bench) -> list[Row]:
-    """Hold all three conversations, turn by turn."""
+    """Hold all three conversations, turn by turn; vLLM with the door takes no references."""
     turns = await _turns(bench)
-    talks = {name: _talk(bench, number) for number, name in enumerate(("vllm", "inline", "reference"))}
     semel, vllm = bench.sides.semel, bench.sides.vllm
-    asks = {"inline": inline(semel.client), "reference": by_reference(semel.client)}
-    ask_vllm = inline(vllm.client)
+    asks = {"vllm": inline(vllm.client), "inline": inline(semel.client)}
+    if not semel.has_door:
+        asks["reference"] = by_reference(semel.client)
+    talks = {name: _talk(bench, number + 4 * semel.has_door) for number, name in enumerate(asks)}
+    ways = list(asks)[1:]
 
     async def look(side: Side, turn: int) -> dict[str, Look]:
-        if side is vllm:
-            return {"vllm": await _counted(ask_vllm, talks["vllm"].next(), side, vllm_work)}
-        names = ("inline", "reference") if turn % 4 < 2 else ("reference", "inline")
-        return {name: await _counted(asks[name], talks[name].next(), side, semel_work) for name in names}
+        names = ["vllm"] if side is vllm else ways if turn % 4 < 2 else ways[::-1]
+        return {name: await _counted(asks[name], talks[name].next(), bench, side) for name in names}
 
     looks = await bench.turns("an agent's turns", look, turns=turns, warming=0)
     return agent_rows(
         [look["vllm"] for look in looks.vllm],
         [look["inline"] for look in looks.semel],
-        [look["reference"] for look in looks.semel],
+        [look["reference"] for look in looks.semel if "reference" in look],
     )
 
 
@@ -184,38 +181,35 @@ def _talk(bench: Bench, number: int) -> Talk:
     return Talk(Screens(bench.images.seed * 16 + number), options)
 
 
-async def _counted(ask: _Asks, body: bytes, side: Side, work_of: _WorkOf) -> Look:
-    before = await work_of(side)
+async def _counted(ask: _Asks, body: bytes, bench: Bench, side: Side) -> Look:
+    before = await work_of(bench, side)
     pids = side.server.pids()
     spent_s = cpu_s(pids)
     look = await ask(body)
     spent_ms = (cpu_s(pids) - spent_s) * 1e3 if pids else None
-    return replace(look, work=(await work_of(side)).since(before), cpu_ms=spent_ms)
+    return replace(look, work=(await work_of(bench, side)).since(before), cpu_ms=spent_ms)
 
 
-def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look]) -> list[Row]:
-    """Return the figures of three conversations with equally many turns."""
+def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look] = ()) -> list[Row]:
+    """Return the figures of conversations with equally many turns."""
     turns = len(vllm)
     whole = f"{turns} turns"
     theirs = _latencies(vllm)
+    ways = [(name, looks) for name, looks in (("data URLs", inline), ("by reference", reference)) if looks]
     rows = [
-        grown("agent: per image of history, data URLs", "ms", Pair(_latencies(inline), theirs)),
-        grown("agent: per image of history, by reference", "ms", Pair(_latencies(reference), theirs)),
-        Row(
-            "agent: per image of history, by reference, the client's own work",
-            "ms",
-            slope_of([look.client_ms for look in reference]),
-        ),
-        *_processor_rows("data URLs", inline, vllm),
-        *_processor_rows("by reference", reference, vllm),
-        compared("agent: the last turns, data URLs", "ms", Pair(_latencies(inline)[-_LAST:], theirs[-_LAST:])),
-        compared("agent: the last turns, by reference", "ms", Pair(_latencies(reference)[-_LAST:], theirs[-_LAST:])),
-        counted("agent: bytes sent, data URLs", "bytes", _sent(inline), _sent(vllm)),
-        counted("agent: bytes sent, by reference", "bytes", _sent(reference), _sent(vllm)),
+        grown(f"agent: per image of history, {name}", "ms", Pair(_latencies(looks), theirs)) for name, looks in ways
     ]
+    if reference:
+        own = slope_of([look.client_ms for look in reference])
+        rows.append(Row("agent: per image of history, by reference, the client's own work", "ms", own))
+    for name, looks in ways:
+        last = Pair(_latencies(looks)[-_LAST:], theirs[-_LAST:])
+        rows += _processor_rows(name, looks, vllm)
+        rows.append(compared(f"agent: the last turns, {name}", "ms", last))
+        rows.append(counted(f"agent: bytes sent, {name}", "bytes", _sent(looks), _sent(vllm)))
     their_work = _sum_of(vllm)
     missed = 0.0
-    for name, looks in (("data URLs", inline), ("by reference", reference)):
+    for name, looks in ways:
         done = _sum_of(looks)
         for what in ("decoded", "preprocessed", "encoded"):
             if (count := getattr(done, what)) is not None:

@@ -17,6 +17,7 @@ from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT, GENERATE, RENDER, Client
 from semel.lab.bench.serving.figures import Row, compared, counted
 from semel.lab.bench.serving.images import Size, chat, image_part, text_part
+from semel.lab.bench.serving.procfs import busiest_s, thread_s
 
 __all__ = ["generate", "render"]
 
@@ -33,6 +34,9 @@ class _Burst:
     cpu_ms: float
     """The CPU time of all processes."""
 
+    thread_ms: float
+    """That of the busiest thread of the HTTP processes, besides the one with the event loop."""
+
 
 async def render(bench: Bench) -> list[Row]:
     """New images, 16 at a time, rendered and not executed: without tensors, then with them."""
@@ -47,13 +51,15 @@ async def _bursts(bench: Bench, what: str, for_vllm: Mapping[str, object], *, ac
     messages = [[_image(bench) for _ in range(_AT_A_TIME)] for _ in range(count)]
 
     async def burst(side: Side, turn: int) -> _Burst:
-        bodies = [chat(message, **({} if side is bench.sides.semel else for_vllm)) for message in messages[turn]]
+        is_vllm = side is bench.sides.vllm or side.has_door
+        bodies = [chat(message, **(for_vllm if is_vllm else {})) for message in messages[turn]]
+        pids = side.server.frontend_pids()
         async with side.client.wider(_AT_A_TIME) as client:
             await _all(client, [chat(_QUESTION)] * _AT_A_TIME, "application/json")  # opens the connections
-            spent_s, began = side.cpu_s(), perf_counter()
+            threads, spent_s, began = thread_s(pids), side.cpu_s(), perf_counter()
             await _all(client, bodies, accept)
-            took_s = perf_counter() - began
-            return _Burst(took_s / _AT_A_TIME * 1e3, (side.cpu_s() - spent_s) / _AT_A_TIME * 1e3)
+            took = perf_counter() - began, side.cpu_s() - spent_s, busiest_s(pids, threads)
+            return _Burst(*(seconds / _AT_A_TIME * 1e3 for seconds in took))
 
     return await bench.turns(f"{what}, {_AT_A_TIME} at a time", burst, turns=count - 1)
 
@@ -61,8 +67,12 @@ async def _bursts(bench: Bench, what: str, for_vllm: Mapping[str, object], *, ac
 def _rows(bench: Bench, name: str, bursts: Pair[list[_Burst]]) -> list[Row]:
     clock = Pair([one.clock_ms for one in bursts.semel], [one.clock_ms for one in bursts.vllm])
     spent = Pair([one.cpu_ms for one in bursts.semel], [one.cpu_ms for one in bursts.vllm])
+    thread = Pair([one.thread_ms for one in bursts.semel], [one.thread_ms for one in bursts.vllm])
     rows = [compared(f"{name}, per image", "ms", clock)]
-    return [*rows, compared(f"{name}, CPU time per image", "ms", spent)] if bench.is_here else rows
+    if bench.is_here:
+        rows.append(compared(f"{name}, CPU time per image", "ms", spent))
+        rows.append(compared(f"{name}, busiest thread per image", "ms", thread))
+    return rows
 
 
 async def _all(client: Client, bodies: Sequence[bytes], accept: str) -> None:

@@ -13,7 +13,7 @@ from semel.lab.bench.serving.bench import Bench, Side
 from semel.lab.bench.serving.client import CHAT
 from semel.lab.bench.serving.figures import Row, compared, counted
 from semel.lab.bench.serving.images import Size, chat, image_part, text_part
-from semel.lab.bench.serving.work import Work, semel_work, vllm_work
+from semel.lab.bench.serving.work import Work, work_of
 
 __all__ = ["rollouts"]
 
@@ -44,12 +44,11 @@ async def _groups(bench: Bench, what: str, fields: dict[str, Any], *, requests: 
     async def ask(side: Side, turn: int) -> _Group:
         content = [image_part(images[turn]), text_part(_QUESTION)]
         body = chat(content, temperature=1.0, max_tokens=_TOKENS, ignore_eos=True, **fields)
-        work_of = semel_work if side is bench.sides.semel else vllm_work
         async with side.client.wider(requests) as client:
-            before, began = await work_of(side), perf_counter()
+            before, began = await work_of(bench, side), perf_counter()
             await asyncio.gather(*(client.must(CHAT, body) for _ in range(requests)))
             seconds = perf_counter() - began
-            return _Group(seconds, (await work_of(side)).since(before))
+            return _Group(seconds, (await work_of(bench, side)).since(before))
 
     return await bench.turns(what, ask, turns=count)
 

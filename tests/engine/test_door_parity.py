@@ -1,0 +1,53 @@
+"""The comparison of `scripts/families --door`: each part that differs is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.parity import Clip
+from tools.engine.door_families import row_of
+from tools.engine.door_parity import Reply, door_questions
+
+BARE = [
+    Reply([1, 2, 3], {"image": [[1, 2, None]]}, {"image": [f"hash {number}"]}, [number], [[[number, -0.5]]])
+    for number in range(4)
+]
+BARE.append(Reply(fault="cannot identify image file"))
+
+
+def test_equal_replies_have_no_fault_though_the_renderers_hashes_are_others() -> None:
+    door = [replace(reply, hashes={"image": ["another"]}) for reply in BARE]
+    row, faults = row_of("qwen2-vl", BARE, door, BARE, {"preprocessed": 3})
+    assert faults == []
+    assert row == "| qwen2-vl | 5 | 1 | 5 | equal | equal | 3 |"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: replace(one, prompt=[1, 2]),
+        lambda one: replace(one, placeholders={"image": [[2, 2, None]]}),
+        lambda one: replace(one, tokens=[9]),
+        lambda one: replace(one, logprobs=[[[0, -0.6]]]),
+        lambda one: replace(one, fault="an error"),
+    ],
+)
+def test_one_part_of_one_reply_that_differs_is_found(change: Callable[[Reply], Reply]) -> None:
+    row, faults = row_of("qwen2-vl", BARE, [change(BARE[0]), *BARE[1:]], BARE, {})
+    assert "1 differ | equal" in row
+    assert faults[0].startswith("question 0, ")
+
+
+def test_a_hash_of_lazy_images_that_differs_a_missing_reply_and_equal_answers_are_found() -> None:
+    lazy = [replace(BARE[0], hashes={"image": ["x"]}), *BARE[1:]]
+    assert row_of("qwen2-vl", BARE, BARE, lazy, {})[1][0].startswith("SEMEL=images: question 0, hashes")
+    assert row_of("qwen2-vl", BARE, BARE[1:], BARE, {})[1][0] == "4 replies instead of 5"
+    assert "nothing could have failed" in row_of("qwen2-vl", BARE[:1] * 5, BARE[:1] * 5, BARE[:1] * 5, {})[1][0]
+
+
+def test_a_family_with_images_is_asked_about_every_kind_of_file_and_damaged_ones() -> None:
+    assert len(list(door_questions("mistral3"))) > 20 + 12
+    assert all(isinstance(question, Clip) for question in door_questions("whisper"))
