@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +20,14 @@ __all__ = ["bare_starting", "until_healthy"]
 
 
 @contextmanager
-def bare_starting(folder: Path, home: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def bare_starting(
+    folder: Path, home: Path, *flags: str, variables: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Its URL, at once: it is up when `/health` answers. Ended at the end."""
     port, log = free_port(), home / "vllm.log"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags]
-    env = os.environ | {"TMPDIR": str(home), "VLLM_RPC_BASE_PATH": str(home)}
+    env = os.environ | {"TMPDIR": str(home), "VLLM_RPC_BASE_PATH": str(home), **(variables or {})}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=env, process_group=0)
     try:
