@@ -38,6 +38,8 @@ SHARED: Final[Mapping[str, str]] = {
 def group_of(test: str) -> str:
     """The group of a test, by pytest's name for it."""
     file, _, name = test.partition("::")
+    if file.startswith("tests/vllm_plugin/test_server"):
+        return "the door's server"
     if file not in FAMILIES:
         return SHARED.get(file, file)
     family = name.partition("[")[2].rstrip("]")

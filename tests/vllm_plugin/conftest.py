@@ -1,7 +1,8 @@
-"""What tests of the door share: one start of vLLM's own server with semel inside it."""
+"""A plain vLLM server with semel inside, which all files `test_server*.py` here share: one start of an engine."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,28 +13,32 @@ import pytest
 from tools.fleet.door import cache_gb
 from tools.fleet.processes import running_fleet
 
+__all__ = ["DoorServer", "door_server"]
+
+HOSTILE = Path(__file__).parent / "hostile_decoder"
 IMAGES = 120
 """The server's item cache has room for a tenth of so many small images."""
 
 
 @dataclass(frozen=True)
 class DoorServer:
-    """A server of plain vLLM with `SEMEL=1`, which is a worker too."""
+    """`SEMEL=1 vllm serve`, a worker too, with a bug planted into its decoder of images."""
 
     base_url: str
     process: subprocess.Popen[bytes]
-    model: Path
+    folder: Path
+    """The model's."""
     log: Path
     home: Path
     """A folder with the fleet's `key`."""
-
     listen: str
 
 
 @pytest.fixture(scope="session")
 def door_server(tiny: Callable[[str], Path]) -> Iterator[DoorServer]:
-    """`SEMEL=1 SEMEL_LISTEN=… vllm serve`, up."""
+    """The server, up."""
+    path = os.pathsep.join(filter(None, (str(HOSTILE), os.environ.get("PYTHONPATH"))))
     with running_fleet(tiny("qwen2-vl"), workers=0, frontends=0) as fleet:
-        door = fleet.begin_door(cache_gb=cache_gb(IMAGES))
+        door = fleet.begin_door(cache_gb=cache_gb(IMAGES), variables={"PYTHONPATH": path})
         fleet.until_up()
         yield DoorServer(door.url, door.process, fleet.model, door.log, fleet.home, door.address)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -183,14 +183,14 @@ class Fleet:
         self.workers.append(worker)
         return worker
 
-    def begin_door(self, *, cache_gb: float = ITEM_CACHE_GB) -> Node:
+    def begin_door(self, *, cache_gb: float = ITEM_CACHE_GB, variables: Mapping[str, str] | None = None) -> Node:
         """Start vLLM's own server with semel inside it, which makes it a worker too."""
         name, port = f"worker-{len(self.workers)}", free_port()
         address = self.address_of(name)
         command = ["serve", self.model, "--host", "127.0.0.1", "--port", port, *ENGINE_FLAGS]
         command += ["--mm-processor-cache-gb", f"{cache_gb:.9f}", "--shutdown-timeout", int(END_S / 2)]
         door = {"SEMEL": "1", "SEMEL_LISTEN": address, "SEMEL_FLEET_KEY_FILE": str(self.home / "key")}
-        process, log = self._start(name, command, door, (str(SEMEL.with_name("vllm")),))
+        process, log = self._start(name, command, {**door, **(variables or {})}, (str(SEMEL.with_name("vllm")),))
         self.workers.append(Node(name, process, f"http://127.0.0.1:{port}", log, address))
         return self.workers[-1]
 

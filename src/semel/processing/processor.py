@@ -23,12 +23,16 @@ from semel.processing.folder import read_config, runs_code
 
 __all__ = ["Processor", "ProcessorKind", "choose_processor", "load_processor"]
 
-ProcessorKind = Literal["auto", "hf", "vllm"]
-"""`auto` stands for `hf` where semel knows the model's family, and for `vllm` elsewhere."""
+ProcessorKind = Literal["auto", "hf", "vllm", "plugin"]
+"""`auto` stands for `hf` where semel knows the model's family, and for `vllm` elsewhere.
+
+`plugin` is `vllm` with media as vLLM's own loader decodes them: for semel inside plain vLLM.
+"""
 
 _HOMES: Final[Mapping[ProcessorKind, tuple[str, str]]] = {
     "hf": ("semel.processing.hf", "HfProcessor"),
     "vllm": ("semel.engine.vllm.model.processor", "VllmProcessor"),
+    "plugin": ("semel.vllm_plugin.item_processor", "ItemProcessor"),
 }
 
 

@@ -24,7 +24,7 @@ from semel.engine.vllm.model.rendering import read_rendering
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import Family, family_of, to_torch
 
-__all__ = ["ShapeRegistry", "VllmModel"]
+__all__ = ["ShapeRegistry", "VllmModel", "read_target"]
 
 _MIN_PROBES: Final = 2
 _MAX_COUNTED_BYTES: Final = 1 << 20
@@ -115,6 +115,17 @@ class ShapeRegistry:
         self._shapes.clear()
 
 
+def read_target(model_config: Any) -> Target:
+    """Return what an engine of this configuration expects of a feature's numbers."""
+    multimodal = model_config.get_multimodal_config()
+    return Target(
+        dtype=str(model_config.dtype).removeprefix("torch."),
+        normalisation="engine" if multimodal.mm_device_do_normalize else "processor",
+        options=multimodal.mm_processor_kwargs or {},
+        rendering=read_rendering(model_config),
+    )
+
+
 class VllmModel:
     """A model's registered multimodal processor, used to describe and to build items one by one."""
 
@@ -146,13 +157,7 @@ class VllmModel:
     @property
     def target(self) -> Target:
         """The dtype and device that the engine expects of a feature's numbers."""
-        multimodal = self._config.get_multimodal_config()
-        return Target(
-            dtype=str(self._config.dtype).removeprefix("torch."),
-            normalisation="engine" if multimodal.mm_device_do_normalize else "processor",
-            options=multimodal.mm_processor_kwargs or {},
-            rendering=read_rendering(self._config),
-        )
+        return read_target(self._config)
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -211,6 +216,27 @@ class VllmModel:
             fields.check_rows(self.processor, feature, item)
         self._check_layout(feature, item)
         return item
+
+    def build_with_updates(self, feature: Feature, origin: Origin) -> tuple[Any, Any]:
+        """Return the engine's item for a feature of its pool, and vLLM's updates of a prompt with it.
+
+        The feature's layout does not matter: the updates say what stands in the prompt. Its form, and that its tensors
+        fit together, is checked: the process that made it has decoded a client's file.
+        """
+        from vllm.multimodal.inputs import MultiModalKwargsItems
+
+        modality, fields = feature.modality, self._items[feature.modality]
+        if feature.tensors.keys() != fields.fields.keys() or not all(
+            fields.fields[name].has_form_of(tensor) for name, tensor in feature.tensors.items()
+        ):
+            raise FeatureRejected(f"the {modality} has other tensors than this model takes: {feature.tensors!r}")
+        item = fields.build(feature)
+        if modality in self._counts_rows:
+            fields.check_rows(self.processor, feature, item)
+        stub = parse(self.processor, modality, make_stub(modality, origin))
+        items = MultiModalKwargsItems({modality: [item]})
+        updates = self.processor._get_mm_prompt_updates(stub, origin.options or {}, items)
+        return item, updates[modality][0]
 
     @property
     def _limits(self) -> Mapping[Modality, int]:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
 def frontend(door_server: DoorServer) -> Iterator[Node]:
     """A frontend whose only worker is in vLLM's server."""
     home = door_server.home
-    node = Fleet(door_server.model, home, read_key(home / "key"), "").begin_frontend([door_server.listen])
+    node = Fleet(door_server.folder, home, read_key(home / "key"), "").begin_frontend([door_server.listen])
     try:
         node.until_up("/ready", FRONTEND_START_S)
         yield node
