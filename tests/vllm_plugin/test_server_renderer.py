@@ -18,7 +18,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 def ask(server: DoorServer, *files: bytes) -> httpx.Response:
     content = [*map(image_part, files), {"type": "text", "text": "What?"}]
-    body = {"model": str(server.folder), "messages": [{"role": "user", "content": content}], "max_tokens": 2}
+    body = {
+        "model": str(server.folder),
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 2,
+        "temperature": 0,
+    }
     return httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=60)
 
 

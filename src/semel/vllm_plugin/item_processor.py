@@ -25,8 +25,12 @@ _DIMENSIONS: Final[Mapping[Modality, int]] = {"audio": 1, "image": 3, "video": 4
 Order = tuple[Media, Mapping[str, object]]
 
 
-def to_order(modality: Modality, item: Any, options: Mapping[str, object]) -> Order | None:
-    """Return an item that vLLM has parsed as the pool takes it, with its `mm_processor_kwargs`; None if it cannot."""
+def to_order(modality: Modality, item: Any, options: Mapping[str, object], *, is_cached: bool = True) -> Order | None:
+    """Return an item that vLLM has parsed as the pool takes it, with its `mm_processor_kwargs`; None if it cannot.
+
+    `is_cached`: whether vLLM has a cache for it. Then it parses the image of a file once more, without its bytes, and
+    so converts one that is not RGB.
+    """
     import numpy as np
     from PIL import Image
     from vllm.multimodal.media import MediaWithBytes
@@ -34,7 +38,10 @@ def to_order(modality: Modality, item: Any, options: Mapping[str, object]) -> Or
     form: dict[str, object]
     if isinstance(item, MediaWithBytes) and isinstance(item.media, Image.Image):
         # Without `io_config` nothing was converted, so nothing has to be.
-        data, form = item.original_bytes, {"file": {"image_mode": None, **(item.io_config or {})}}
+        data, form = (
+            item.original_bytes,
+            {"file": {"image_mode": None, **(item.io_config or {})}, "is_cached": is_cached},
+        )
     elif isinstance(item, Image.Image):
         if item.mode != "RGB":
             return None
@@ -60,7 +67,8 @@ def _load(media: Media, form: Mapping[str, Any]) -> Any:
     from vllm.multimodal.media import ImageMediaIO
 
     if "file" in form:
-        return ImageMediaIO(**form["file"]).load_bytes(media.data)
+        loaded = ImageMediaIO(**form["file"]).load_bytes(media.data)
+        return loaded.media if form["is_cached"] and loaded.media.mode != "RGB" else loaded
     if "size" in form:
         return Image.frombytes("RGB", tuple(form["size"]), media.data)
     samples = np.frombuffer(media.data, form["dtype"]).reshape(form["shape"])

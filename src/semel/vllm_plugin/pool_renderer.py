@@ -106,7 +106,7 @@ class PoolRenderer(HfRenderer):  # type: ignore[misc]
         self._process_multimodal_async = self._process_async  # vLLM sets an attribute of the instance too
         self._resources.callback(self._items.close)
         self._resources.callback(self._hashing.shutdown, wait=False)
-        self._ahead = PromptsAhead(2 * processes)
+        self._ahead = PromptsAhead(2 * processes + 1)
         look_ahead()
 
     def start_mm_warmup_in_background(self) -> None:
@@ -219,7 +219,8 @@ class PoolRenderer(HfRenderer):  # type: ignore[misc]
         for mm_hash in missing:
             modality, index = work.places[mm_hash]
             options = _options(self.get_mm_processor(), work.inputs, modality, index)
-            if (order := to_order(modality, items[modality].data[index], options)) is None:
+            item, is_cached = items[modality].data[index], work.cache is not None
+            if (order := to_order(modality, item, options, is_cached=is_cached)) is None:
                 del work.places[mm_hash]
             else:
                 work.orders[mm_hash] = order
