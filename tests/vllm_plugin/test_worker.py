@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -44,7 +44,7 @@ Folder = Callable[[str], Path]
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a key, and the variables that a user sets."""
     from vllm import plugins
 
@@ -52,7 +52,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SEMEL_LISTEN", f"ipc://{tmp_path}/w.sock")
     monkeypatch.setenv("SEMEL_FLEET_KEY_FILE", str(tmp_path / "key"))
     monkeypatch.setattr(plugins, "load_endpoint_plugins", plugins.load_endpoint_plugins)  # put back at the end
-    return tmp_path
+    loggers = [(one, one.level, one.handlers) for one in (logging.root, logging.getLogger("semel"))]
+    yield tmp_path
+    for one, before, handlers in loggers:  # vLLM's server changes the first, the level the other
+        one.setLevel(before)
+        one.handlers = handlers
 
 
 def test_the_level_adds_one_plug_in_for_servers_that_generate_and_leaves_those_of_others(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from semel.lab.bench.ports import free_port
-from tools.fleet.processes import ENGINE_FLAGS, ENGINE_START_S, ENVIRONMENT, ITEM_CACHE_GB, Node
+from tools.fleet.processes import ENGINE_FLAGS, ENGINE_START_S, ENVIRONMENT, ITEM_CACHE_GB, VLLM, Node
 
 
 @contextmanager
@@ -19,8 +18,7 @@ def running_bare(model: Path) -> Iterator[Node]:
     """vLLM's own server, up; ended at the end."""
     with tempfile.TemporaryDirectory(prefix="semel-bare-") as home:
         port, log = free_port(), Path(home) / "vllm.log"
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        command += ["--host", "127.0.0.1", "--port", str(port), *ENGINE_FLAGS]
+        command = [*VLLM, "--model", str(model), "--host", "127.0.0.1", "--port", str(port), *ENGINE_FLAGS]
         command += ["--mm-processor-cache-gb", f"{ITEM_CACHE_GB:.9f}"]
         env = os.environ | ENVIRONMENT | {"TMPDIR": home, "VLLM_RPC_BASE_PATH": home}
         with log.open("wb") as output:

