@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.engine.parity import Clip
 from tools.engine.door_families import row_of
-from tools.engine.door_parity import Reply, door_questions
+from tools.engine.door_parity import Reply, door_questions, read_questions, write_questions
 
 BARE = [
     Reply([1, 2, 3], {"image": [[1, 2, None]]}, {"image": [f"hash {number}"]}, [number], [[[number, -0.5]]])
@@ -46,6 +47,14 @@ def test_a_hash_of_lazy_images_that_differs_a_missing_reply_and_equal_answers_ar
     assert row_of("qwen2-vl", BARE, BARE, lazy, {})[1][0].startswith("SEMEL=images: question 0, hashes")
     assert row_of("qwen2-vl", BARE, BARE[1:], BARE, {})[1][0] == "4 replies instead of 5"
     assert "nothing could have failed" in row_of("qwen2-vl", BARE[:1] * 5, BARE[:1] * 5, BARE[:1] * 5, {})[1][0]
+
+
+@pytest.mark.slow
+def test_every_process_asks_the_same_bytes_which_an_encoder_of_video_does_not_make_twice(tmp_path: Path) -> None:
+    write_questions("qwen2-vl", tmp_path / "model")
+    first, again = (read_questions("qwen2-vl", tmp_path / "model") for _ in range(2))
+    assert first == again
+    assert len(first) == len(list(door_questions("qwen2-vl")))
 
 
 def test_a_family_with_images_is_asked_about_every_kind_of_file_and_damaged_ones() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.engine.children import json_of
-from tools.engine.door_parity import Reply, differences
+from tools.engine.door_parity import Reply, differences, write_questions
 
 __all__ = ["HEAD", "compare_family", "row_of"]
 
@@ -24,6 +24,7 @@ _SHOWN: Final = 5
 
 def compare_family(family: str, model: Path) -> tuple[str, list[str]]:
     """Return the row of a family, and what is wrong. Raises `NoResult` if a process writes none."""
+    write_questions(family, model)
     bare, _ = _ask(family, model, "0")
     door, counts = _ask(family, model, "1")
     lazy, _ = _ask(family, model, "images", "render")

@@ -23,9 +23,10 @@ from tests.engine.family_questions import family_questions
 from tests.engine.parity import GREEDY, Clip, Question, bare_transcription, image_part
 from tests.security.corpus import specimens
 
-__all__ = ["Reply", "differences", "door_questions"]
+__all__ = ["Reply", "differences", "door_questions", "read_questions", "write_questions"]
 
 _TRUNCATED: Final = 0.5
+_QUESTIONS: Final = ".questions"
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 """Where an object is, which some messages of Pillow say."""
 
@@ -65,6 +66,18 @@ def door_questions(family: str) -> Iterator[Question]:
     damaged = [b"", b"no image", *(bytes(data[: int(len(data) * _TRUNCATED)]) for data in files[::8])]
     for data in (*files, *damaged):
         yield [{"role": "user", "content": [image_part(bytes(data)), {"type": "text", "text": "What is this?"}]}]
+
+
+def write_questions(family: str, folder: Path) -> None:
+    """Write the chats of a family next to its model: an encoder of video makes other bytes in each process."""
+    if family != "whisper":
+        folder.with_suffix(_QUESTIONS).write_text(json.dumps(list(door_questions(family))))
+
+
+def read_questions(family: str, folder: Path) -> list[Question]:
+    """Return what was written, or the questions anew."""
+    path = folder.with_suffix(_QUESTIONS)
+    return json.loads(path.read_text()) if path.exists() else list(door_questions(family))
 
 
 def _arguments(family: str, folder: str) -> Any:
@@ -129,7 +142,9 @@ async def measure(family: str, folder: str) -> list[Reply]:
     found = []
     try:
         for _ in range(2):
-            found += [await _reply(llm.renderer, question, generate) for question in door_questions(family)]
+            found += [
+                await _reply(llm.renderer, question, generate) for question in read_questions(family, Path(folder))
+            ]
             await llm.reset_mm_cache()
             await llm.reset_prefix_cache()
             await llm.reset_encoder_cache()
@@ -146,7 +161,7 @@ async def render(family: str, folder: str) -> list[Reply]:
     found = []
     try:
         for _ in range(2):
-            found += [await _reply(renderer, question, None) for question in door_questions(family)]
+            found += [await _reply(renderer, question, None) for question in read_questions(family, Path(folder))]
             await renderer.clear_mm_cache_async()
     finally:
         renderer.shutdown()
