@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from semel.engine.vllm.arguments import parse_engine_flags
 from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER
 from semel.engine.vllm.tier.config import TIER
+from semel.errors import ConfigError
 from semel.vllm_plugin import engine_parts, levels
 from semel.vllm_plugin.engine_parts import create_engine_config
 from tests.vllm_plugin.fake_core import engine_arguments
@@ -189,6 +191,11 @@ def test_a_host_tier_is_added_with_its_variable_and_a_wrong_one_costs_only_the_t
     config = created(engine_arguments(tiny("qwen2-vl")))
     assert (config.ec_transfer_config, parts(config)) == (None, OURS)
     assert "; off: SEMEL_TIER_GB: ValueError" in lines[-1]
+    monkeypatch.setenv("SEMEL_TIER_GB", "0.25")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    arguments = SimpleNamespace(**PLAIN)
+    with pytest.raises(ConfigError, match="Ray"):
+        engine_parts._add_tier(arguments)
 
 
 def test_a_worker_of_semels_with_the_variable_set_keeps_what_its_own_flags_say(

@@ -126,7 +126,11 @@ def _add_tier(arguments: Any) -> None:
     from semel.engine.vllm.compat.versions import installed_version
     from semel.engine.vllm.tier.config import TierConfig, check_tier
     from semel.engine.vllm.tier.shared_file import create_file, descriptor_path
+    from semel.errors import ConfigError
+    from semel.vllm_plugin.metrics import is_ray_up
 
+    if is_ray_up():
+        raise ConfigError("Ray may start the engine on another machine, or after the end of this process")
     check_tier(arguments, installed_version())
     nbytes = int(float(os.environ[_TIER]) * GIB)
     region = descriptor_path(create_file("semel-embedding-tier"))  # it lasts as long as this process
