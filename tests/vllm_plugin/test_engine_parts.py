@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_WORKER, PLAIN_SCHEDULER, SCHEDULER
 from semel.engine.vllm.tier.config import TIER
 from semel.errors import ConfigError
 from semel.vllm_plugin import engine_parts, levels
@@ -20,7 +20,7 @@ from tests.vllm_plugin.fake_core import engine_arguments
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-OURS = (ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER)
+OURS = (ENCODER_CACHE, PLAIN_SCHEDULER, LAZY_TRANSFER_WORKER)
 FIELDS = ("ec_manager_config", "scheduler_cls", "worker_cls", "ec_transfer_config")
 
 PLAIN = dict.fromkeys((*FIELDS, "data_parallel_rank")) | {
@@ -66,7 +66,7 @@ def test_all_parts_are_on_by_default_and_a_line_says_so(tiny: Callable[[str], Pa
         ({"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}, {ENCODER_CACHE}),
         (
             {"ec_manager_config": {"encoder_cache_manager_cls": "their.Manager"}},
-            {LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER},
+            {PLAIN_SCHEDULER, LAZY_TRANSFER_WORKER},
         ),
     ],
 )
@@ -84,7 +84,7 @@ def test_what_the_user_has_named_is_left_alone(
     [
         ({"runner": "pooling"}, "a pooling model"),
         ({"data_parallel_size": 2}, "data parallel inside one server"),
-        ({"scheduler_cls": LAZY_TRANSFER_SCHEDULER}, "names one of semel's already"),
+        ({"scheduler_cls": SCHEDULER}, "names one of semel's already"),
         (
             {"ec_transfer_config": {"ec_connector": "ECExampleConnector", "ec_role": "ec_consumer"}},
             "--ec-transfer-config names a connector",

@@ -87,6 +87,7 @@ def _fill_in(arguments: Any, *, with_tier: bool) -> list[str]:
         ENCODER_CACHE,
         LAZY_TRANSFER_SCHEDULER,
         LAZY_TRANSFER_WORKER,
+        PLAIN_SCHEDULER,
         encoder_arguments,
         takes_late_items,
     )
@@ -97,11 +98,13 @@ def _fill_in(arguments: Any, *, with_tier: bool) -> list[str]:
     plug_in(arguments, encoder_arguments(page, with_lazy_transfer=takes_late_items(current_platform)))
     if with_tier:
         _add_tier(arguments)
+    if arguments.scheduler_cls == LAZY_TRANSFER_SCHEDULER:
+        arguments.scheduler_cls = PLAIN_SCHEDULER
     cache = arguments.ec_manager_config
     has_cache = isinstance(cache, dict) and cache["encoder_cache_manager_cls"] == ENCODER_CACHE
     parts = {
         "encoder cache": has_cache,
-        "late transfer": arguments.scheduler_cls == LAZY_TRANSFER_SCHEDULER,
+        "late transfer": arguments.scheduler_cls == PLAIN_SCHEDULER,
         "guard": arguments.worker_cls == LAZY_TRANSFER_WORKER,
         f"host tier of {os.environ.get(_TIER)} GiB": with_tier,
         "encoder metrics": has_cache and bool(page),
