@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from semel.errors import ConfigError
 from tests.commands import run_main
 
 
@@ -56,3 +58,25 @@ def test_a_collector_that_cannot_be_spoken_to_is_refused_before_anything_is_load
     assert code == 2
     assert "http://HOST:4318/v1/traces" in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("serve", "model"), ("worker", "model", "--listen", "tcp://127.0.0.1:0"), ("frontend", "model")],
+    ids=" ".join,
+)
+def test_a_process_of_semels_own_does_not_open_the_door_of_plain_vllm(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def refuse(_: object) -> None:
+        seen.append(os.environ["SEMEL"])
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr("semel.cli.checks.refuse", refuse)
+    monkeypatch.setenv("SEMEL", "1")
+    run_main("version")
+    assert os.environ["SEMEL"] == "1"  # the control
+    code, printed = run_main(*command, "--skip-checks")
+    assert (code, seen) == (2, ["0"]), printed

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from semel.core import Tenant
+from semel.engine.vllm.compat.internals import LAZY_TRANSFER_SCHEDULER, PLAIN_SCHEDULER
 from semel.engine.vllm.grammars.lane import Lane, Overdue
 from semel.engine.vllm.grammars.limits import BUSY, EXPENSIVE
 from semel.engine.vllm.grammars.meter import FollowingAccounts
@@ -315,3 +316,17 @@ def test_a_debt_is_paid_with_a_fifth_of_the_time_and_only_counts_while_others_ar
     assert not accounts.is_over("mallory", 6_000 * MS), "nobody waits longer than five seconds"
     accounts.charge("mallory", 10**9, 11_000 * MS)
     assert not accounts.is_over("mallory", 11_000 * MS), "alice is gone"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "ended"), [(PLAIN_SCHEDULER, {}), (LAZY_TRANSFER_SCHEDULER, {"mallory": EXPENSIVE})]
+)
+def test_plain_vllm_with_semel_inside_follows_grammars_as_it_does_without(
+    make: MakeCore, scheduler: str, ended: dict[str, str]
+) -> None:
+    core, bad = make("cache", scheduler_cls=scheduler), Grammar(burn_in_one_call)
+    core.add("mallory", MALLORY, bad)
+    for _ in range(2):
+        core.step()
+    assert core.ended == ended
+    assert core.scheduler.requests.keys() == {"mallory"} - ended.keys()

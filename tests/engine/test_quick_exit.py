@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from semel.engine.owner import OWNER
 
 PROGRAM = """
 import atexit, multiprocessing, os, sys
@@ -58,7 +61,8 @@ def test_a_process_that_is_done_skips_the_teardown_and_one_that_fails_does_not(t
         "code": (4, ["at exit", "taken apart"]),
     }
     command = [sys.executable, str(program), *cases]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    env = os.environ | {OWNER: str(os.getpid())}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     codes = [code for code, _ in cases.values()]
     assert (done.returncode, done.stdout) == (7, f"{codes}\nflushed"), "what is printed is flushed"
     for how, (_, notes) in cases.items():
@@ -68,4 +72,27 @@ def test_a_process_that_is_done_skips_the_teardown_and_one_that_fails_does_not(t
 
 def test_nothing_is_registered_in_a_process_that_nobody_of_multiprocessing_started() -> None:
     program = "from semel.engine.quick_exit import exit_quickly_when_done as q; q(); raise SystemExit(5)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 5
+    env = os.environ | {OWNER: str(os.getpid())}
+    assert subprocess.run([sys.executable, "-c", program], env=env, timeout=60, check=False).returncode == 5
+
+
+FORK = """
+import atexit, multiprocessing, os
+from semel.engine.quick_exit import exit_quickly_when_done
+
+if __name__ == "__main__":
+    me = os.getpid()
+    atexit.register(lambda: print("own" if os.getpid() == me else "in a fork", flush=True))
+    process = multiprocessing.get_context("fork").Process(target=exit_quickly_when_done)
+    process.start()
+    process.join()
+"""
+
+
+def test_a_fork_of_a_users_script_does_not_run_what_the_script_does_at_its_exit() -> None:
+    """As plain vLLM starts its engine under `LLM`; the control is the same under a worker."""
+    plain = {name: value for name, value in os.environ.items() if name != OWNER}
+    for env, said in ((plain, ["own"]), (plain | {OWNER: str(os.getpid())}, ["in a fork", "own"])):
+        command = [sys.executable, "-c", FORK]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.splitlines() == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +11,24 @@ from typing import Any
 import pytest
 
 from semel.engine.vllm.arguments import parse_engine_flags
-from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER
+from semel.engine.vllm.compat.internals import ENCODER_CACHE, LAZY_TRANSFER_WORKER, PLAIN_SCHEDULER, SCHEDULER
 from semel.engine.vllm.tier.config import TIER
+from semel.errors import ConfigError
 from semel.vllm_plugin import engine_parts, levels
 from semel.vllm_plugin.engine_parts import create_engine_config
 from tests.vllm_plugin.fake_core import engine_arguments
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-OURS = (ENCODER_CACHE, LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER)
+OURS = (ENCODER_CACHE, PLAIN_SCHEDULER, LAZY_TRANSFER_WORKER)
 FIELDS = ("ec_manager_config", "scheduler_cls", "worker_cls", "ec_transfer_config")
+
+PLAIN = dict.fromkeys((*FIELDS, "data_parallel_rank")) | {
+    "worker_cls": "auto",
+    "runner": "auto",
+    "_api_process_count": 1,
+    "data_parallel_size": 1,
+}
 
 
 @pytest.fixture
@@ -57,7 +66,7 @@ def test_all_parts_are_on_by_default_and_a_line_says_so(tiny: Callable[[str], Pa
         ({"worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker"}, {ENCODER_CACHE}),
         (
             {"ec_manager_config": {"encoder_cache_manager_cls": "their.Manager"}},
-            {LAZY_TRANSFER_SCHEDULER, LAZY_TRANSFER_WORKER},
+            {PLAIN_SCHEDULER, LAZY_TRANSFER_WORKER},
         ),
     ],
 )
@@ -75,7 +84,7 @@ def test_what_the_user_has_named_is_left_alone(
     [
         ({"runner": "pooling"}, "a pooling model"),
         ({"data_parallel_size": 2}, "data parallel inside one server"),
-        ({"scheduler_cls": LAZY_TRANSFER_SCHEDULER}, "names one of semel's already"),
+        ({"scheduler_cls": SCHEDULER}, "names one of semel's already"),
         (
             {"ec_transfer_config": {"ec_connector": "ECExampleConnector", "ec_role": "ec_consumer"}},
             "--ec-transfer-config names a connector",
@@ -91,13 +100,66 @@ def test_where_they_cannot_work_vllm_makes_its_configuration_alone(
         seen.append([getattr(arguments, name) for name in FIELDS])
         return "vLLM's"
 
-    given = dict.fromkeys(FIELDS) | {"worker_cls": "auto", "runner": "auto", "_api_process_count": 1}
-    arguments = SimpleNamespace(**{**given, "data_parallel_size": 1, "data_parallel_rank": None, **flags})
+    arguments = SimpleNamespace(**{**PLAIN, **flags})
     before = [getattr(arguments, name) for name in FIELDS]
     assert create_engine_config(own, arguments) == "vLLM's"
     assert seen == [before]
     assert lines[-1].startswith("semel: engine parts are off: ")
     assert reason in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"supports_multimodal_inputs": False}, "a model of text only"),
+        ({"runner_type": "pooling"}, "a pooling model"),
+        ({"diffusion_config": object()}, "a diffusion model"),
+    ],
+)
+def test_vllm_makes_its_configuration_again_of_the_arguments_as_they_were(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setenv("SEMEL_TIER_GB", "much")  # costs one more try
+    seen: list[str] = []
+
+    def own(arguments: Any) -> Any:
+        assert "target" not in arguments.speculative_config["nested"]
+        seen.append(repr({name: value for name, value in vars(arguments).items() if name not in FIELDS}))
+        arguments.speculative_config["nested"]["target"] = "vLLM's own"
+        arguments.additional_config["backend"] = arguments.model = "changed"
+        arguments.data_parallel_rank, arguments.added = 0, "by vLLM"
+        found = SimpleNamespace(**{"runner_type": "generate", "supports_multimodal_inputs": True} | model)
+        return SimpleNamespace(
+            model_config=found, ec_transfer_config=None, diffusion_config=model.get("diffusion_config")
+        )
+
+    drafts = {"method": "ngram", "nested": {}}
+    arguments = SimpleNamespace(**PLAIN, model="a", speculative_config=drafts, additional_config={})
+    create_engine_config(own, arguments)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+    assert lines == [f"semel: engine parts are off: {reason}"]
+
+
+def test_a_model_of_text_with_drafts_starts_as_without_semel(tmp_path: Path, lines: list[str]) -> None:
+    """In vLLM's own words; the control is vLLM's function, which cannot be called twice with the same arguments."""
+    from transformers import Qwen2Config
+    from vllm.engine.arg_utils import EngineArgs
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 128}
+    Qwen2Config(
+        **sizes, num_attention_heads=2, num_key_value_heads=2, architectures=["Qwen2ForCausalLM"]
+    ).save_pretrained(tmp_path)
+
+    def arguments() -> Any:
+        return engine_arguments(tmp_path, skip_tokenizer_init=True, spec_method="ngram", spec_tokens=3)
+
+    assert created(arguments()).speculative_config.num_speculative_tokens == 3
+    assert lines == ["semel: engine parts are off: a model of text only"]
+    plain = arguments()
+    EngineArgs.create_engine_config(plain)
+    with pytest.raises(ValueError, match="spec"):
+        EngineArgs.create_engine_config(plain)
 
 
 def test_flags_that_vllm_refuses_are_refused_as_without_semel(tiny: Callable[[str], Path], lines: list[str]) -> None:
@@ -129,6 +191,11 @@ def test_a_host_tier_is_added_with_its_variable_and_a_wrong_one_costs_only_the_t
     config = created(engine_arguments(tiny("qwen2-vl")))
     assert (config.ec_transfer_config, parts(config)) == (None, OURS)
     assert "; off: SEMEL_TIER_GB: ValueError" in lines[-1]
+    monkeypatch.setenv("SEMEL_TIER_GB", "0.25")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    arguments = SimpleNamespace(**PLAIN)
+    with pytest.raises(ConfigError, match="Ray"):
+        engine_parts._add_tier(arguments)
 
 
 def test_a_worker_of_semels_with_the_variable_set_keeps_what_its_own_flags_say(

@@ -123,6 +123,15 @@ def test_another_setting_than_that_of_the_verdict_is_checked_and_said(
     ]
 
 
+def test_another_vllm_below_a_server_is_checked_for_itself(
+    lines: list[str], fakes: dict[str, Level], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_door("images")
+    monkeypatch.setattr(levels, "installed_version", lambda: "0.33.0")
+    assert not open_door("images").on
+    assert "vLLM 0.33.0 is installed" in lines[-1]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -154,14 +163,23 @@ def test_a_door_that_stays_shut_says_why_in_one_line_and_installs_nothing(
 
 
 @pytest.mark.parametrize("setting", ["", " ", "0"])
-def test_without_semel_nothing_is_opened(setting: str, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_semel_nothing_is_opened_and_a_door_that_fails_says_so(
+    setting: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SEMEL", setting)
     monkeypatch.setattr(levels, "open_door", None)
     register()
-    assert not lines
+    assert (lines, capsys.readouterr().err) == ([], "")
     monkeypatch.setenv("SEMEL", "1")
-    with pytest.raises(TypeError):  # the control
-        register()
+    register()  # the control
+    said = capsys.readouterr().err
+    assert said.startswith("semel: the door stays shut, and vLLM runs as it is: TypeError: ")
+    assert said.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "semel.vllm_plugin.levels", None)  # as where something that it imports is missing
+    register()
+    assert "ModuleNotFoundError" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stderr", None)
+    register()
 
 
 PROGRAM = """

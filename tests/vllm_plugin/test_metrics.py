@@ -29,6 +29,10 @@ def shown() -> list[str]:
     return [line for line in generate_latest(REGISTRY).decode().splitlines() if line.startswith("semel_")]
 
 
+def shown_rows() -> list[int]:
+    return [row for page in metrics._PAGES for row in page.read()]
+
+
 def test_counters_and_the_encoders_totals_are_in_the_registry_of_vllms_server_once() -> None:
     assert shown() == []
     for _ in range(2):
@@ -56,6 +60,30 @@ def test_with_several_api_servers_there_are_none_of_the_encoder(monkeypatch: pyt
     assert add_encoder_page(SimpleNamespace(_api_process_count=2)) == {}
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "somewhere")
     assert add_encoder_page(ONE_SERVER) == {}
+
+
+def test_under_ray_there_are_none_of_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes the configuration in a task, and starts the engine elsewhere."""
+    for is_up, settings in ((False, ["metrics"]), (True, [])):
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda is_up=is_up: is_up))
+        assert list(add_encoder_page(ONE_SERVER)) == settings
+
+
+@pytest.mark.engine
+def test_an_engine_whose_page_is_gone_runs_without_one_and_touches_no_other_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from semel.engine.vllm.plugins.encoder_cache import EncoderCache, EncoderCacheConfig
+
+    path = add_encoder_page(ONE_SERVER)["metrics"]
+    EncoderCache(8, EncoderCacheConfig(metrics=path))
+    assert shown_rows() == [0]  # the control
+    caplog.clear()
+    with (tmp_path / "theirs").open("w") as file:  # the process id is of another process by now
+        EncoderCache(8, EncoderCacheConfig(metrics=f"/proc/self/fd/{file.fileno()}"))
+    EncoderCache(8, EncoderCacheConfig(metrics=f"/proc/{2**22 + 1}/fd/3"))
+    assert (tmp_path / "theirs").stat().st_size == 0
+    assert [text.split(":")[0] for text in caplog.messages] == ["the encoder's metrics are not written"] * 2
 
 
 def test_nothing_is_in_the_registry_without_semel() -> None:

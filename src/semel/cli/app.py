@@ -44,9 +44,10 @@ def serve(call: Call[ServeSettings]) -> None:
     from semel.cli.checks.start import key_warnings, serve_findings
     from semel.cli.placement import placements
     from semel.cli.serve import ServeOptions, serve
-    from semel.settings.environment import trace_collector
+    from semel.settings.environment import shut_door, trace_collector
     from semel.telemetry.tracing import check_installed
 
+    shut_door()
     settings = call.settings
     check_installed(trace_collector(settings.serving.logs.otlp_traces_endpoint))
     refuse([*call.findings, *(() if settings.start.skip_checks else serve_findings(settings, call.rest))])
@@ -70,7 +71,9 @@ def frontend(call: Call[FrontendSettings]) -> None:
     from semel.cli.checks.start import frontend_findings, key_warnings
     from semel.cli.log_relay import relayed_logs
     from semel.compose import run_frontend
+    from semel.settings.environment import shut_door
 
+    shut_door()
     with relayed_logs(call.settings.serving.logs.log_format, call.settings.serving.cell.name):
         refuse([*call.findings, *(() if call.settings.start.skip_checks else frontend_findings(call.settings))])
         warn([*call.findings, *key_warnings(call.settings.serving.keys)])
@@ -86,7 +89,9 @@ def worker(call: Call[WorkerSettings]) -> None:
     from semel.cli.checks.start import worker_findings
     from semel.cli.log_relay import engine_logs, relayed_logs
     from semel.compose import run_worker
+    from semel.settings.environment import shut_door
 
+    shut_door()
     log_format = call.settings.logs.log_format
     with relayed_logs(log_format, call.settings.cell.name), engine_logs(log_format):
         skips = call.settings.start.skip_checks

@@ -2,7 +2,7 @@
 
 With torch and vLLM loaded that takes seconds for each process of an engine, one after the other, and gives back nothing
 that the kernel does not take back by itself. Everything that asked to run at an exit still runs, and all that was
-printed is flushed.
+printed is flushed. With plain vLLM a process may be a fork of the user's own, whose exit functions are not to run here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from typing import Final, NoReturn
+
+from semel.engine.owner import OWNER
 
 __all__ = ["exit_quickly", "exit_quickly_when_done"]
 
@@ -30,8 +32,8 @@ def exit_quickly(code: int) -> NoReturn:
 
 
 def exit_quickly_when_done() -> None:
-    """Let a process that `multiprocessing` has started end so when its work is done. One that fails ends as always."""
-    if parent_process() is not None:
+    """Let a process that a worker's engine has started end so when its work is done. One that fails ends as always."""
+    if parent_process() is not None and OWNER in os.environ:
         Finalize(None, _end, exitpriority=_AFTER_ALL_OTHERS)
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "default_variable",
     "kubernetes_api",
     "run_folder",
+    "shut_door",
     "trace_collector",
 ]
 
@@ -66,6 +67,11 @@ def kubernetes_api() -> KubernetesApi:
         )
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return KubernetesApi(url, _SERVICE_ACCOUNT / "token", _SERVICE_ACCOUNT / "ca.crt")
+
+
+def shut_door() -> None:
+    """Keep vLLM in this process, and in those below it, from loading semel's plug-in: `SEMEL` is for plain vLLM."""
+    os.environ["SEMEL"] = "0"
 
 
 @contextmanager

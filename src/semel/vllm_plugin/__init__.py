@@ -6,7 +6,9 @@ semel is imported, and nothing changes.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 
 __all__ = ["register"]
 
@@ -16,6 +18,11 @@ def register() -> None:
     setting = os.environ.get("SEMEL", "").strip()
     if setting in ("", "0"):
         return
-    from semel.vllm_plugin.levels import open_door
+    try:
+        from semel.vllm_plugin.levels import open_door
 
-    open_door(setting)
+        open_door(setting)
+    except Exception as error:  # noqa: BLE001 (whatever it is, vLLM runs as it is)
+        with contextlib.suppress(Exception):
+            reason = f"{type(error).__name__}: {error}"
+            sys.stderr.write(f"semel: the door stays shut, and vLLM runs as it is: {reason}\n")

@@ -35,7 +35,10 @@ LEVELS: Final[Mapping[str, str]] = {
 """The modules of the levels, in the order in which they are installed."""
 
 VERDICT: Final = "_SEMEL_VERDICT"
-"""The environment variable in which a server's first process leaves `SEMEL` and why the door is shut, if it is."""
+"""The environment variable in which a server's first process leaves vLLM's version, `SEMEL`, and why the door is shut.
+
+Below it may be a vLLM of another environment, which has to be checked itself.
+"""
 
 # vLLM's own handler writes what comes when vLLM has configured its logs, in its format.
 logger = logging.getLogger("vllm").getChild("semel")
@@ -73,10 +76,11 @@ def open_door(setting: str) -> Door:
     """Install the levels that `SEMEL` names and that can work here. Raise nothing."""
     door = Door()
     inherited, _, reason = os.environ.get(VERDICT, "").partition("\n")
-    is_first = inherited != setting
+    checked = f"{installed_version()} {setting}"
+    is_first = inherited != checked
     if is_first:
         reason = shut_reason(setting)
-        os.environ[VERDICT] = f"{setting}\n{reason}"
+        os.environ[VERDICT] = f"{checked}\n{reason}"
     if not reason:
         for level in parse_levels(setting):
             _install(door, level)

@@ -8,6 +8,7 @@ vLLM records statistics for every user who has such a plug-in installed.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
@@ -19,7 +20,7 @@ from semel.telemetry import metrics
 from semel.telemetry.meter import Meter, Sample
 from semel.vllm_plugin.counters import COUNTS
 
-__all__ = ["add_encoder_page", "show_metrics"]
+__all__ = ["add_encoder_page", "is_ray_up", "show_metrics"]
 
 _PAGES: Final[list[EncoderPage]] = []
 _SEVERAL_PROCESSES: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -34,11 +35,19 @@ def show_metrics() -> None:
 
 
 def add_encoder_page(arguments: Any) -> dict[str, str]:
-    """Return the setting of the encoder cache by which `/metrics` shows its totals; none with several API servers."""
-    if arguments._api_process_count > 1 or _SEVERAL_PROCESSES in os.environ:
+    """Return the setting of the encoder cache by which `/metrics` shows its totals.
+
+    There is none with several API servers, nor under Ray.
+    """
+    if arguments._api_process_count > 1 or _SEVERAL_PROCESSES in os.environ or is_ray_up():
         return {}
     _PAGES.append(EncoderPage.create())
     return {"metrics": _PAGES[-1].path}
+
+
+def is_ray_up() -> bool:
+    """Return whether this process belongs to Ray, which may start the engine on another machine, or after its end."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def _samples() -> Iterator[Sample]:

@@ -98,6 +98,8 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
     # Engine parts.
     *_of("engine.arg_utils", "EngineArgs", "engine parts by default", "create_engine_config(usage_context)"),
     *_of("engine.arg_utils", "EngineArgs", "engine parts by default", "_api_process_count", "ec_transfer_config"),
+    *_of("config", "VllmConfig", "engine parts by default", "diffusion_config", since="0.32"),
+    *_of("engine.arg_utils", "EngineArgs", "engine parts by default", "speculative_config"),
     # A worker of a fleet.
     *_of("", "", "vLLM's engine for frontends", "plugins"),
     *_of("plugins", "", "vLLM's engine for frontends", "load_endpoint_plugins(supported_tasks)", since="0.32"),

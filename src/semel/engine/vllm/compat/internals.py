@@ -26,6 +26,7 @@ __all__ = [
     "LAZY_TRANSFER_SCHEDULER",
     "LAZY_TRANSFER_WORKER",
     "LOGGING_CONFIG",
+    "PLAIN_SCHEDULER",
     "SCHEDULER",
     "SOCKET_FOLDER",
     "SOCKET_NAME_CHARS",
@@ -60,6 +61,9 @@ __all__ = [
 ENCODER_CACHE: Final = "semel.engine.vllm.plugins.encoder_cache.EncoderCache"
 SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_scheduler"
 LAZY_TRANSFER_SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_lazy_transfer_scheduler"
+PLAIN_SCHEDULER: Final = "semel.engine.vllm.plugins.scheduler.create_plain_scheduler"
+"""The same for plain vLLM with semel inside."""
+
 LAZY_TRANSFER_WORKER: Final = "semel.engine.vllm.plugins.worker.LazyTransferWorker"
 GUARDED_WORKER: Final = "semel.engine.vllm.plugins.worker.GuardedWorker"
 """The same without lazy transfer."""

@@ -145,9 +145,9 @@ class Followed(StructuredOutputGrammar):  # type: ignore[misc]
 
 
 class Following:
-    """The grammars of an engine core, as its scheduler sees them. No method raises."""
+    """The grammars of an engine core, as its scheduler sees them; vLLM's own way if it is off. No method raises."""
 
-    def __init__(self, scheduler: Any, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, scheduler: Any, *, is_on: bool = True, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._scheduler = scheduler
         self._clock_ns = clock_ns
         self._lane = Lane(MAX_CALL_S)
@@ -159,7 +159,7 @@ class Following:
         self._cpu_ns = 0
         self._ended = 0
         self._written_ns = 0
-        self._is_off = False
+        self._is_off = not is_on
         self._step = 0
         config = scheduler.vllm_config
         self._sits_out = (
@@ -167,8 +167,8 @@ class Following:
             and config.parallel_config.distributed_executor_backend != "external_launcher"  # a scheduler for each rank
             and hasattr(scheduler, "current_step")
         )
-        # Batches of vLLM's own pool would go on with grammars whose thread was abandoned.
-        scheduler.structured_output_manager.fill_bitmask_parallel_threshold = sys.maxsize
+        if is_on:  # batches of vLLM's own pool would go on with grammars whose thread was abandoned
+            scheduler.structured_output_manager.fill_bitmask_parallel_threshold = sys.maxsize
 
     def totals(self) -> Mapping[str, int]:
         """Return what was done so far, under the names of `EncoderTotals`."""

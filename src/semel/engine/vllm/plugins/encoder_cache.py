@@ -90,7 +90,7 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         self._costs = config.cost_per_embedding
         self._shares = not is_encoder_decoder
         self._preempts_scheduled = preempts_scheduled
-        self._page = EncoderPage.open(config.metrics) if config.metrics else None
+        self._page = _open_page(config.metrics) if config.metrics else None
         self._row = row
         self._taken_over = 0
         self._rejected = 0
@@ -110,9 +110,8 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
             stock = EncoderDecoderCacheManager if is_encoder_decoder else EncoderCacheManager
             return stock.create_manager(cache_size=cache_size, vllm_config=vllm_config)
         config = EncoderCacheConfig.parse(vllm_config.ec_manager_config.manager_config)
-        if config.metrics is not None:  # the engine is a worker of semel's
-            end_with_owner()
-            exit_quickly_when_done()
+        end_with_owner()
+        exit_quickly_when_done()
         return cls(
             cache_size if is_encoder_decoder else _capacity(config, cache_size),
             config,
@@ -272,6 +271,17 @@ class EncoderCache(EncoderCacheManager):  # type: ignore[misc]
         """Let others see what the cache has done."""
         if self._page is not None:
             self._page.write(self._row, self.totals)
+
+
+def _open_page(path: str) -> EncoderPage | None:
+    """Return the page for the totals; None for one that its process has taken along, or shows on another machine."""
+    if not path.startswith("/proc/"):
+        return EncoderPage.open(path)
+    try:
+        return EncoderPage.attach(path)
+    except OSError as error:
+        logger.warning("the encoder's metrics are not written: %s", error)
+        return None
 
 
 def _capacity(config: EncoderCacheConfig, of_vllm: int) -> int:

@@ -42,6 +42,7 @@ __all__ = [
     "LazyTransferScheduler",
     "PlanningScheduler",
     "create_lazy_transfer_scheduler",
+    "create_plain_scheduler",
     "create_scheduler",
 ]
 
@@ -57,22 +58,28 @@ def create_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
 
 
-def create_lazy_transfer_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+def create_lazy_transfer_scheduler(vllm_config: Any, *args: Any, limits_grammars: bool = True, **kwargs: Any) -> Any:
     """Create the scheduler of `--scheduler-cls`: the one that vLLM would use here, with lazy transfer."""
     is_async = vllm_config.scheduler_config.async_scheduling
     if is_tested("lazy transfer of items", "worker processes get the tensors of an item only to encode it"):
-        return (AsyncLazyTransferScheduler if is_async else LazyTransferScheduler)(vllm_config, *args, **kwargs)
+        kind = AsyncLazyTransferScheduler if is_async else LazyTransferScheduler
+        return kind(vllm_config, *args, limits_grammars=limits_grammars, **kwargs)
     return (AsyncScheduler if is_async else Scheduler)(vllm_config, *args, **kwargs)
+
+
+def create_plain_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Create the same for plain vLLM with semel inside: grammars cost what they cost there."""
+    return create_lazy_transfer_scheduler(vllm_config, *args, limits_grammars=False, **kwargs)
 
 
 class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler with semel's lazy transfer."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits_grammars: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lazy_transfer = LazyTransfer.from_config(self.vllm_config)
         self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
-        self._following = Following(self)
+        self._following = Following(self, is_on=limits_grammars)
         if isinstance(self.encoder_cache_manager, EncoderCache):
             self.encoder_cache_manager.include(self._totals)
             if self._tier is not None:

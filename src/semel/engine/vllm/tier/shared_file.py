@@ -59,6 +59,20 @@ class SharedPage:
         """Return the page at `path`; a file that is not there is made."""
         return cls(open_file(path, cls.purpose))
 
+    @classmethod
+    def attach(cls, path: str) -> Self:
+        """Return the page that a process has made and shows under `/proc`. Raise `OSError` if it is not that page.
+
+        The process may have ended, or be one of another machine: another file may be there now.
+        """
+        if Path(path).readlink() != Path(f"/memfd:{cls.file_name} (deleted)"):
+            raise OSError(f"{path} is another file")
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(descriptor).st_size != cls.nbytes:
+            os.close(descriptor)
+            raise OSError(f"{path} has another size")
+        return cls(descriptor)
+
     @property
     def path(self) -> str:
         """Its path for other processes of the same user, while this process lives."""
