@@ -36,7 +36,7 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
     *_of("exceptions", "", "the fetch policy", "VLLMUnprocessableEntityError(message, parameter, value)"),
     *_of(
         *("envs", "", "the fetch policy", "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "VLLM_MEDIA_URL_ALLOW_REDIRECTS"),
-        *("VLLM_IMAGE_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"),
+        *("VLLM_IMAGE_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"),
     ),
     # The renderer.
     *_of("renderers.registry", "", "the renderer", "RENDERER_REGISTRY"),
