@@ -61,6 +61,10 @@ class FakeCore:
 
     async def abort_requests_async(self, request_ids: list[str]) -> None: ...
 
+    async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None: ...
+
+    async def sleep_async(self, level: int, mode: str) -> None: ...
+
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         return ("generate",)
 
@@ -78,7 +82,11 @@ class SyncFakeCore(FakeCore):
         self.take(request)
 
     def get_output(self) -> Any:
-        return self._outputs.get_nowait()
+        """All that there is, as of one step."""
+        step = self._outputs.get_nowait()
+        while not self._outputs.empty():
+            step.outputs += self._outputs.get_nowait().outputs
+        return step
 
     def abort_requests(self, request_ids: list[str]) -> None: ...
 

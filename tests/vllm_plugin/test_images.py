@@ -8,6 +8,7 @@ import itertools
 import pickle
 import re
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -498,6 +499,47 @@ def test_a_fetch_is_bounded_in_bytes(fetch: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(images.LazyImageIO, "get_max_bytes", lambda _: 1_000)
     with pytest.raises(VLLMUnprocessableEntityError, match="it has over 1,000 bytes"):
         fetch("/image", "localhost")
+
+
+@pytest.mark.parametrize("other", ["*.example.com", "::1"])
+def test_a_domain_that_is_none_leaves_the_policy_for_the_others(other: str, fetch: Any) -> None:
+    from vllm.exceptions import VLLMUnprocessableEntityError
+
+    assert fetch("/image", other, "localhost").size == (60, 44)
+    with pytest.raises(VLLMUnprocessableEntityError, match="not to a public address"):
+        fetch("/image", "localhost", other, networks="")
+
+
+def test_without_a_domain_that_is_one_no_url_is_fetched(port: int, fetch: Any) -> None:
+    from vllm.exceptions import VLLMUnprocessableEntityError
+
+    from semel.vllm_plugin.media_fetch import connection_for
+
+    with pytest.raises(ValueError, match="must be from one of the allowed domains"):
+        fetch("/image", "*.example.com")
+    with pytest.raises(VLLMUnprocessableEntityError, match="is not fetched"):
+        connection_for(("*.example.com",), None).get_bytes(f"http://localhost:{port}/image")
+
+
+@pytest.mark.parametrize("kind", ["IMAGE", "AUDIO", "VIDEO"])
+def test_a_fetch_may_take_as_long_as_vllm_lets_its_modality(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from semel.vllm_plugin.media_fetch import fetch_options
+
+    assert fetch_options().limits.total_s == 30
+    monkeypatch.setenv(f"VLLM_{kind}_FETCH_TIMEOUT", "90")
+    assert fetch_options().limits.total_s == 90
+
+
+@pytest.mark.parametrize("megabytes", ["0", "-1"])
+def test_without_vllms_limit_of_bytes_there_is_none(megabytes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.connections import _get_media_download_limit_bytes
+
+    from semel.vllm_plugin.media_fetch import fetch_options
+
+    assert fetch_options().limits.max_bytes == _get_media_download_limit_bytes() == 256 << 20
+    monkeypatch.setenv("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", megabytes)
+    assert _get_media_download_limit_bytes() is None
+    assert fetch_options().limits.max_bytes == sys.maxsize
 
 
 def test_a_policy_that_cannot_be_made_leaves_the_fetch_to_vllm(fetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ def stock() -> Iterator[pytest.MonkeyPatch]:
         for owner, names in (
             (BaseRenderer, ("process_for_engine", "process_for_engine_async")),
             (InputProcessor, ("process_inputs",)),
-            (AsyncLLM, ("__init__",)),
+            (AsyncLLM, ("__init__", "pause_generation", "sleep")),
             (LLMEngine, ("__init__", "step")),
             (OutputProcessor, ("add_request", "abort_requests", "process_outputs")),
         ):
@@ -255,6 +255,135 @@ async def test_an_abort_ends_a_repair(client: Client) -> None:
     assert (len(client.core.sent), COUNTS["repaired"]) == (1, 0)
 
 
+@contextmanager
+def rendering_then(client: Client, call: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    """Let something happen between a miss and the second sending."""
+    with rendering_by(client) as renders:
+
+        async def rendering(*args: Any, **kwargs: Any) -> Any:
+            rendered = await renders(*args, **kwargs)
+            await call()
+            return rendered
+
+        client.llm.output_processor.semel_repair._renders = rendering
+        yield
+
+
+async def test_a_request_that_is_aborted_after_its_rendering_is_not_sent(client: Client) -> None:
+    prompt = client.prompt(draw(10))
+    await client.ask(prompt)
+    lose_once(client, client.hashes())
+    client.core.sent.clear()
+
+    async def abort() -> None:
+        (request_id,) = client.llm.output_processor.request_states
+        await client.llm.abort(request_id, internal=True)
+
+    with rendering_then(client, abort):
+        assert await client.ask(prompt) == ["abort"]
+    await asyncio.gather(*client.llm.output_processor.semel_repair._tasks)
+    assert (len(client.core.sent), COUNTS["repaired"]) == (1, 0)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+@pytest.mark.parametrize("name", ["pause_generation", "sleep"])
+async def test_a_pause_aborts_what_is_being_repaired(client: Client, name: str, mode: Any, samples: int) -> None:
+    """But not with `keep`, where all requests go on afterwards."""
+    prompt = client.prompt(draw(11))
+    await client.ask(prompt)
+    lose_once(client, *[client.hashes()] * samples)
+    client.core.sent.clear()
+    is_kept = mode == "keep"
+    with rendering_then(client, lambda: getattr(client.llm, name)(mode=mode)):
+        reasons = await client.ask(prompt, n=samples, temperature=1.0)
+    assert reasons == ["length" if is_kept else "abort"] * samples
+    assert len(client.core.sent) == (2 * samples if is_kept else samples)
+    assert (client.llm.output_processor.request_states, client.llm.output_processor.parent_requests) == ({}, {})
+    assert await client.ask(prompt) == ["length"]
+
+
+async def test_a_request_that_comes_in_a_pause_is_repaired(client: Client) -> None:
+    prompt = client.prompt(draw(12))
+    await client.ask(prompt)
+    await client.llm.pause_generation(mode="abort", clear_cache=False)
+    lose_once(client, client.hashes())
+    assert await client.ask(prompt) == ["length"]
+    assert COUNTS["repaired"] == 1
+
+
+async def test_what_vllm_cannot_fail_is_aborted(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    async def rendering(*_: Any, **__: Any) -> None:
+        fail()
+
+    prompt = client.prompt(draw(13))
+    await client.ask(prompt)
+    lose_once(client, client.hashes())
+    with rendering_by(client), monkeypatch.context() as patch:
+        client.llm.output_processor.semel_repair._renders = rendering
+        patch.setattr(OutputProcessor, "_update_stats_from_output", fail)
+        assert await client.ask(prompt) == ["abort"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_media_are_let_go_when_the_first_output_came(client: Client, way: str) -> None:
+    from vllm import SamplingParams
+
+    prompt = client.prompt(draw(14))
+    given = await client.rendered(prompt) if way == "rendered" else prompt
+    kept: list[Any] = []
+
+    def look(_: Any) -> list[str]:
+        kept.extend(live_media())
+        return []
+
+    client.core.lose = look
+    outputs = client.llm.generate(given, SamplingParams(max_tokens=1), "first")
+    await anext(outputs)
+    assert [one.prompt["multi_modal_data"]["image"] for one in kept] == [prompt["multi_modal_data"]["image"]]
+    kept.clear()
+    assert live_media() == []
+    await outputs.aclose()
+
+
+def live_media() -> list[Media]:
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is Media]
+
+
+async def test_a_request_that_vllm_refuses_keeps_no_media(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture sees that no flight stays."""
+    from vllm.v1.engine.exceptions import EngineGenerateError
+    from vllm.v1.engine.output_processor import RequestState
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestState, "from_new_request", refuse)
+        with pytest.raises(EngineGenerateError):
+            await client.ask(client.prompt(draw(15)))
+
+
+async def test_a_prompt_whose_items_have_other_names_now_gets_vllms_error(client: Client) -> None:
+    prompt = client.prompt(draw(16))
+    await client.ask(prompt)
+    lose_once(client, client.hashes())
+    with rendering_by(client) as renders:
+
+        async def renamed(*args: Any, **kwargs: Any) -> Any:
+            rendered = await renders(*args, **kwargs)
+            return {**rendered, "mm_hashes": {"image": ["other"]}}
+
+        client.llm.output_processor.semel_repair._renders = renamed
+        assert await client.ask(prompt) == ["error"]
+
+
 async def test_a_prompt_that_cannot_be_rendered_again_gets_vllms_error(client: Client) -> None:
     prompt = client.prompt(draw(9))
     await client.ask(prompt)
@@ -315,6 +444,52 @@ def test_llm_gets_lost_items_again_between_two_steps(tiny: Callable[[str], Path]
             lose_once(client, client.hashes() if number == 0 else [])
     assert reasons == ["length"] * 3
     assert client.with_data() == [[True], [False], [True], [False]]
+
+
+@pytest.mark.parametrize("is_failure_handled", [True, False])
+def test_llm_fails_or_sends_each_lost_request_whatever_happens_to_another(
+    tiny: Callable[[str], Path], is_failure_handled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tracing, which wants statistics; and where vLLM cannot handle the failure, the other one is sent still."""
+    from vllm import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    def trace(_: Any, output: Any, state: Any, stats: Any) -> None:
+        assert stats is not None
+        assert is_failure_handled or output.finish_reason.name != "ERROR"
+
+    monkeypatch.setattr(OutputProcessor, "do_tracing", trace)
+    with installed():
+        with fake_cores() as cores:
+            engine = LLMEngine.from_engine_args(engine_arguments(tiny("qwen2-vl")), enable_multiprocessing=True)
+        engine.log_stats = engine.output_processor.log_stats = engine.output_processor.tracing_enabled = True
+        client = Client(engine, cores[0])
+        of_client = engine.output_processor.semel_repair
+        renders = of_client._renders
+
+        reasons: dict[str, str] = {}
+
+        def run(*names: str) -> None:
+            for name in names:
+                engine.add_request(name, client.prompt(draw(1)), SamplingParams(max_tokens=1))
+            while engine.has_unfinished_requests():
+                reasons.update({one.request_id: one.outputs[0].finish_reason for one in engine.step()})
+
+        run("before")
+        lose_once(client, client.hashes())
+        turns = iter([True, False])
+
+        def fail_first(*args: Any, **options: Any) -> Any:
+            if next(turns):
+                raise RuntimeError("planted")
+            return renders(*args, **options)
+
+        of_client._renders = fail_first
+        run("first", "second")
+        assert not of_client._lost
+    failed = {"first": "error"} if is_failure_handled else {}
+    assert reasons == {"before": "length", "second": "length"} | failed
 
 
 def test_the_oldest_media_go_first_and_those_that_nobody_refers_to_do_not_count() -> None:

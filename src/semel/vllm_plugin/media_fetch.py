@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import cache
 from typing import Any, Final
@@ -18,7 +20,7 @@ from vllm import envs
 from vllm.exceptions import VLLMUnprocessableEntityError
 
 from semel.core import Tenant
-from semel.errors import MediaTooLarge, RequestError
+from semel.errors import ConfigError, MediaTooLarge, RequestError
 from semel.media.fetch.fetch import Fetcher, FetchOptions
 from semel.media.fetch.policy import HostRule, MediaPolicy
 from semel.media.fetch.settings import FetchLimits
@@ -110,21 +112,37 @@ async def _open(options: FetchOptions) -> Fetcher:
 
 
 def fetch_options(domains: tuple[str, ...] = ()) -> FetchOptions:
-    """Return the policy for these domains, with the operator's networks and vLLM's limits. Raise `ConfigError`."""
+    """Return the policy for these domains, with the operator's networks and vLLM's limits.
+
+    Raise `ConfigError` for a network. A domain that is none allows nothing: vLLM compares hosts with it as it is.
+    """
     networks = [text.strip() for text in os.environ.get(_NETWORKS, "").split(",") if text.strip()]
     allowed = MediaPolicy.of(networks=networks).allowed_networks
     # vLLM fetches over plain http, too, and so do clients who have such URLs.
-    policy = MediaPolicy(tuple(map(_NamedHost.parse, domains)), allow_http=True, allowed_networks=allowed)
+    policy = MediaPolicy(tuple(_rules(domains)), allow_http=True, allowed_networks=allowed)
     usual = FetchLimits()
     limits = FetchLimits(
-        max_bytes=(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB << 20) or usual.max_bytes,
-        total_s=max(usual.total_s, envs.VLLM_IMAGE_FETCH_TIMEOUT, envs.VLLM_VIDEO_FETCH_TIMEOUT),
+        # vLLM has no limit at 0 and below.
+        max_bytes=max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 0) << 20 or sys.maxsize,
+        # The longest of them: each fetch comes with the timeout of its modality.
+        total_s=max(
+            *(usual.total_s, envs.VLLM_IMAGE_FETCH_TIMEOUT),
+            *(envs.VLLM_VIDEO_FETCH_TIMEOUT, envs.VLLM_AUDIO_FETCH_TIMEOUT),
+        ),
         max_redirects=usual.max_redirects if envs.VLLM_MEDIA_URL_ALLOW_REDIRECTS else 0,
         # A tenant may have a quarter of them, and here is one tenant.
         connections=4 * usual.connections,
         connections_per_host=4 * usual.connections_per_host,
     )
     return FetchOptions(policy, limits, cache_bytes=0)
+
+
+def _rules(domains: tuple[str, ...]) -> Iterator[HostRule]:
+    for domain in domains:
+        try:
+            yield _NamedHost.parse(domain)
+        except ConfigError as error:
+            logger.warning("semel: no media are fetched from %s: %s", domain, error)
 
 
 @cache

@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -56,6 +58,8 @@ def install() -> str:
     hook(BaseRenderer, "process_for_engine_async", hooks.render_async)
     hook(InputProcessor, "process_inputs", hooks.process_inputs)
     hook(AsyncLLM, "__init__", hooks.start_async)
+    hook(AsyncLLM, "pause_generation", hooks.pause)
+    hook(AsyncLLM, "sleep", hooks.sleep)
     hook(LLMEngine, "__init__", hooks.start)
     hook(LLMEngine, "step", hooks.step)
     hook(OutputProcessor, "add_request", hooks.add_request)
@@ -84,20 +88,24 @@ class MediaBudget:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._media: list[weakref.ref[Media]] = []
+        self._total_bytes = 0
+        self._media: OrderedDict[weakref.ref[Media], int] = OrderedDict()
+        self._dead: deque[weakref.ref[Media]] = deque()
+        """Those that nobody refers to any more; filled without the lock, since garbage is collected anywhere."""
         self._lock = threading.Lock()
 
     def hold(self, media: Media) -> None:
         """Hold one more, as long as somebody refers to it."""
         with self._lock:
-            kept = [one for ref in self._media if (one := ref()) is not None and one.prompt is not None]
-            excess = sum(one.nbytes for one in kept) + media.nbytes - self._max_bytes
-            for one in (*kept, media):
-                if excess <= 0:
-                    break
-                one.prompt = None
-                excess -= one.nbytes
-            self._media = [weakref.ref(one) for one in (*kept, media) if one.prompt is not None]
+            while self._dead:
+                self._total_bytes -= self._media.pop(self._dead.popleft(), 0)
+            self._media[weakref.ref(media, self._dead.append)] = media.nbytes
+            self._total_bytes += media.nbytes
+            while self._total_bytes > self._max_bytes:
+                oldest, nbytes = self._media.popitem(last=False)
+                self._total_bytes -= nbytes
+                if (one := oldest()) is not None:
+                    one.prompt = None
 
 
 def media_bytes(value: Any) -> int:
@@ -126,7 +134,9 @@ class _Features(list[Any]):
 class _Flight:
     """A request that has no output yet, without tensors."""
 
-    def __init__(self, request: Any, media: Media) -> None:
+    def __init__(self, request: Any, media: Media, pauses: int) -> None:
+        self.pauses = pauses
+        """How often the engine had been paused when the request was registered."""
         self.request = copy(request)
         self.request.mm_features = [replace(feature, data=None) for feature in request.mm_features]
         self.media = media
@@ -158,18 +168,23 @@ class Repair:
         self._renders = renders
         """vLLM's own rendering."""
         self._flights: dict[str, _Flight] = {}
+        self._pauses = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, request: Any) -> None:
         """Remember a request that is about to be sent, if its media are known."""
         if isinstance(features := request.mm_features, _Features):
             request.mm_features = list(features)
-            self._flights[request.request_id] = _Flight(request, features.media)
+            self._flights[request.request_id] = _Flight(request, features.media, self._pauses)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forget requests."""
         for request_id in request_ids if self._flights else ():
             self._flights.pop(request_id, None)
+
+    def pause(self) -> None:
+        """Abort the requests that are registered now, as the engine core does with those that it has."""
+        self._pauses += 1
 
     def take_lost(self, outputs: list[Any]) -> list[Any]:
         """Return the outputs without those that say that items were lost, and send their requests again."""
@@ -195,7 +210,9 @@ class Repair:
     async def _send_again(self, flight: _Flight, output: Any) -> None:
         try:
             request = flight.filled(await self._render(flight, output.mm_cache_miss_hashes))
-            if self._sent(flight):
+            if flight.pauses != self._pauses:
+                self._fail(_aborted(output))
+            elif self._sent(flight):
                 await self._core.add_request_async(request)
         except Exception as error:  # noqa: BLE001 (vLLM's error stands)
             self.give_up(flight, output, error)
@@ -234,8 +251,26 @@ class Repair:
         """Let vLLM fail a request; returns what it makes of that for a caller without a queue."""
         self.drop([flight.request.request_id])
         logger.warning("semel: a request whose item was lost could not be rendered again: %r", error)
-        outputs: list[Any] = self._outputs.process_outputs([output]).request_outputs
+        return self._fail(output)
+
+    def _fail(self, output: Any) -> list[Any]:
+        """Let vLLM end a request with an output. It ends even if vLLM cannot handle that."""
+        from vllm.v1.metrics.stats import IterationStats
+
+        stats = IterationStats() if self._outputs.log_stats else None
+        try:
+            outputs: list[Any] = self._outputs.process_outputs([output], time.monotonic(), stats).request_outputs
+        except Exception:  # noqa: BLE001 (nobody may wait for it for ever)
+            logger.exception("semel: vLLM could not handle the failure of a request, which is aborted")
+            self._outputs.abort_requests([output.request_id], internal=True)
+            return []
         return outputs
+
+
+def _aborted(output: Any) -> Any:
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+    return EngineCoreOutput(output.request_id, [], finish_reason=FinishReason.ABORT)
 
 
 class _SyncRepair(Repair):
@@ -277,7 +312,9 @@ class _Hooks:
         original = dict(prompt)  # vLLM takes something out of it
         rendered = own(renderer, prompt, arrival_time, **options)
         options["arrival_time"] = arrival_time
-        self._rendered.media = self._safely(self._keep, renderer, rendered, original, options)
+        media = self._safely(self._keep, renderer, rendered, original, options)
+        if hasattr(self._rendered, "media"):
+            self._rendered.media = media
         return rendered
 
     async def render_async(self, own: Any, renderer: Any, prompt: Any, arrival_time: float, **options: Any) -> Any:
@@ -289,9 +326,12 @@ class _Hooks:
 
     def process_inputs(self, own: Any, processor: Any, *args: Any, **kwargs: Any) -> Any:
         self._rendered.media = None
-        request = own(processor, *args, **kwargs)
-        if request.mm_features and not request.resumable:
-            self._safely(self._mark, request, kwargs["prompt"] if "prompt" in kwargs else args[1])
+        try:
+            request = own(processor, *args, **kwargs)
+            if request.mm_features and not request.resumable:
+                self._safely(self._mark, request, kwargs["prompt"] if "prompt" in kwargs else args[1])
+        finally:
+            del self._rendered.media
         return request
 
     def start_async(self, own: Any, llm: Any, *args: Any, **kwargs: Any) -> None:
@@ -305,12 +345,20 @@ class _Hooks:
     def step(self, own: Any, llm: Any) -> Any:
         outputs = own(llm)
         repair = getattr(llm.output_processor, _REPAIR, None)
-        return outputs if repair is None else outputs + (self._safely(repair.end_step) or [])
+        return outputs if repair is None else outputs + repair.end_step()
+
+    async def pause(self, own: Any, llm: Any, *args: Any, **kwargs: Any) -> Any:
+        self._abort_all(llm, kwargs.get("mode", "abort"))
+        return await own(llm, *args, **kwargs)
+
+    async def sleep(self, own: Any, llm: Any, level: int = 1, mode: str = "abort", **kwargs: Any) -> Any:
+        self._abort_all(llm, mode)
+        return await own(llm, level, mode, **kwargs)
 
     def add_request(self, own: Any, outputs: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        own(outputs, request, *args, **kwargs)
         if (repair := getattr(outputs, _REPAIR, None)) is not None:
             self._safely(repair.add, request)
-        return own(outputs, request, *args, **kwargs)
 
     def abort_requests(self, own: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         aborted = own(outputs, *args, **kwargs)
@@ -336,9 +384,15 @@ class _Hooks:
 
     def _mark(self, request: Any, prompt: Any) -> None:
         is_rendered = isinstance(prompt, dict) and "type" in prompt
-        media = prompt.get(_KEY) if is_rendered else self._rendered.media
+        # Taken out of the prompt: a caller has that until the last output, and only the first one is waited for here.
+        media = prompt.pop(_KEY, None) if is_rendered else self._rendered.media
         if media is not None:
             request.mm_features = _Features(request.mm_features, media)
+
+    def _abort_all(self, llm: Any, mode: str) -> None:
+        """Note a pause, in which requests that wait in the core for `mode` "keep" go on afterwards."""
+        if mode != "keep" and (repair := getattr(llm.output_processor, _REPAIR, None)) is not None:
+            repair.pause()
 
     def _attach(self, llm: Any, kind: Callable[..., Repair], renders: Any) -> None:
         setattr(llm.output_processor, _REPAIR, kind(llm, getattr(renders, "__wrapped__", renders)))

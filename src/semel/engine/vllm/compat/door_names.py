@@ -36,7 +36,7 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
     *_of("exceptions", "", "the fetch policy", "VLLMUnprocessableEntityError(message, parameter, value)"),
     *_of(
         *("envs", "", "the fetch policy", "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "VLLM_MEDIA_URL_ALLOW_REDIRECTS"),
-        *("VLLM_IMAGE_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"),
+        *("VLLM_IMAGE_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"),
     ),
     # The renderer.
     *_of("renderers.registry", "", "the renderer", "RENDERER_REGISTRY"),
@@ -83,6 +83,7 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
         "process_for_engine(prompt, arrival_time, skip_mm_cache)",
         "process_for_engine_async(prompt, arrival_time, skip_mm_cache)",
     ),
+    *_of("v1.engine.async_llm", "AsyncLLM", "pauses end repairs", "pause_generation(mode)", "sleep(level, mode)"),
     *_of("v1.engine.input_processor", "", "requests know their media", "InputProcessor"),
     *_of("v1.engine.llm_engine", "", "lost items under `LLM`", "LLMEngine"),
     *_of("v1.engine.llm_engine", "LLMEngine", "lost items under `LLM`", "step", "engine_core", "output_processor"),
@@ -92,6 +93,13 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
         *("v1.engine.output_processor", "OutputProcessor", "lost items are noticed", "request_states"),
         *("add_request(request)", "abort_requests(request_ids)", "process_outputs(engine_core_outputs)"),
     ),
+    *_of(
+        *("v1.engine.output_processor", "OutputProcessor", "repairs that fail"),
+        "process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)",
+        "abort_requests(request_ids, internal)",
+    ),
+    *_of("v1.metrics.stats", "", "repairs that fail", "IterationStats"),
+    *_of("v1.engine", "", "repairs that fail", "EngineCoreOutput", "FinishReason"),
     *_of("v1.engine", "EngineCoreOutput", "lost items are noticed", "mm_cache_miss_hashes", "request_id"),
     *_of("v1.engine", "EngineCoreRequest", "requests are sent again", "mm_features", "resumable", "request_id"),
     *_of("multimodal.inputs", "MultiModalFeatureSpec", "lost items are noticed", "mm_hash"),
