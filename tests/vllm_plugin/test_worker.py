@@ -35,6 +35,7 @@ from tests.engine.coreless import Core, without_core
 from tests.engine.parity import draw_image
 from tests.serve.served import image_url
 from tests.waiting import until
+from tools.fleet.door import STREAMS, has_failed
 from tools.fleet.processes import FEATURE_BYTES
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
@@ -331,3 +332,12 @@ async def test_a_worker_that_cannot_begin_is_one_line_and_leaves_vllm_as_it_was(
             assert not {one.__module__ for one in hooked} & {level.__name__, SharedItemCache.__module__}
             answer = await ask_app(app, draw_image(np.random.default_rng(0), side=56))
             assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("fault", ["failures", "different", "lost_announcements", "exit_code", "killed_failed"])
+def test_a_load_on_both_routes_fails_if_its_run_shows_a_fault(fault: str) -> None:
+    clean = {"good": 9, "failures": 0, "different": 0, "lost_announcements": 0, "exit_code": 0, "drained": 2 * STREAMS}
+    assert not has_failed(clean | {"misses": 3, "resubmissions": 1})
+    assert has_failed(clean | {fault: 1})
+    assert has_failed(clean | {"drained": 2 * STREAMS - 1})
+    assert has_failed(clean | {"good": 0})
