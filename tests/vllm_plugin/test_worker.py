@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +21,8 @@ import pytest
 
 from semel.compose import compose_pipeline
 from semel.core import Digest, Feature, Submission
+from semel.engine.vllm.compat.shared_item_cache import SharedItemCache
+from semel.engine.vllm.engine import VllmEngine
 from semel.errors import SemelError
 from semel.fleet.worker import RemoteWorker
 from semel.render import ChatRequest, Pipeline, Rendered
@@ -32,6 +35,7 @@ from tests.engine.coreless import Core, without_core
 from tests.engine.parity import draw_image
 from tests.serve.served import image_url
 from tests.waiting import until
+from tools.fleet.door import STREAMS, has_failed
 from tools.fleet.processes import FEATURE_BYTES
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
@@ -79,6 +83,7 @@ def test_the_level_adds_one_plug_in_for_servers_that_generate_and_leaves_those_o
         ({"SEMEL_FLEET_KEY_FILE": ""}, "0.32.0", "SEMEL_KEY_DIR is not set: `semel key make DIR` makes DIR/worker"),
         ({"SEMEL_FLEET_KEY_FILE": "/no/such/key"}, "0.32.0", "/no/such/key"),
         ({"SEMEL_KEY_DIR": "/no/such/folder"}, "0.32.0", "keep one of them"),
+        ({"SEMEL": "images,worker"}, "0.32.0", "^it needs the level repair$"),
         ({}, "0.31.1", r"it needs vLLM 0\.32, and 0\.31\.1 is installed"),
     ],
 )
@@ -101,6 +106,10 @@ def test_without_an_address_keys_or_a_tested_vllm_the_level_is_off_and_nothing_i
     [
         ({"api_server_count": 2, "data_parallel_size": 1}, "several API servers"),
         ({"api_server_count": None, "data_parallel_size": 2}, "data parallel"),
+        (
+            {"api_server_count": None, "data_parallel_size": 1, "mm_processor_cache_type": "shm"},
+            "--mm-processor-cache-type shm",
+        ),
         ({"api_server_count": None}, "has no attribute 'data_parallel_size'"),
     ],
 )
@@ -112,6 +121,13 @@ async def test_what_cannot_be_a_worker_and_any_fault_of_ours_is_one_line_and_vll
     (line,) = [record.getMessage() for record in caplog.records if record.name == "vllm.semel"]
     assert line.startswith("semel: no frontends are served at ipc:///w.sock: ")
     assert reason in line
+
+
+async def ask_app(app: Any, image: bytes) -> httpx.Response:
+    content = [image_url(image), {"type": "text", "text": "what is in this picture ?"}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, "ignore_eos": True}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://vllm") as client:
+        return await client.post("/v1/chat/completions", json=body, timeout=60)
 
 
 @dataclass
@@ -128,10 +144,7 @@ class Server:
 
     async def ask_vllm(self, image: int) -> httpx.Response:
         """Ask on vLLM's own route."""
-        content = [image_url(self.images[image]), {"type": "text", "text": "what is in this picture ?"}]
-        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, "ignore_eos": True}
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://vllm") as client:
-            return await client.post("/v1/chat/completions", json=body, timeout=60)
+        return await ask_app(self.app, self.images[image])
 
     async def render(self, image: int) -> Rendered:
         if image not in self.rendered:
@@ -170,8 +183,8 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(folder: Path, home: Path, *flags: str) -> AsyncIterator[Server]:
-    """vLLM's app on an engine without a core, with the level `worker`, and a frontend that is connected."""
+async def running_app(folder: Path, *flags: str) -> AsyncIterator[tuple[Any, Core, Any]]:
+    """vLLM's app on an engine without a core, with the level `worker`."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
@@ -189,10 +202,19 @@ async def serving(folder: Path, home: Path, *flags: str) -> AsyncIterator[Server
     core.pace_s = 0.001
     app = build_app(args, ("generate",), llm.model_config)
     await init_app_state(llm, app.state, args, ("generate",))
+    try:
+        yield llm, core, app
+    finally:
+        llm.shutdown()
+
+
+@asynccontextmanager
+async def serving(folder: Path, home: Path, *flags: str) -> AsyncIterator[Server]:
+    """vLLM's app, and a frontend that is connected to the worker in it."""
     rng = np.random.default_rng(0)
     images = [draw_image(rng, side=56) for _ in range(IMAGES)]
     async with AsyncExitStack() as stack:
-        stack.callback(llm.shutdown)
+        llm, core, app = await stack.enter_async_context(running_app(folder, *flags))
         key = read_key(home / "key")
         link = FrontendLink(f"ipc://{home}/w.sock", key=key, frontend_id="f", backoff=Backoff(first_s=0.01, max_s=0.05))
         await stack.enter_async_context(link)
@@ -275,3 +297,47 @@ async def test_a_worker_that_ends_leaves_vllms_engine_running(tiny: Folder, home
         await until(server.app.state.semel_worker.done)
         assert server.core.ended_with == []
         assert (await server.ask_vllm(0)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("warm_s", "reason"), [(120.0, "cannot listen on"), (0.0, "the engine's first requests took more than 0 s")]
+)
+async def test_a_worker_that_cannot_begin_is_one_line_and_leaves_vllm_as_it_was(
+    warm_s: float,
+    reason: str,
+    tiny: Folder,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its port is another's, or its engine does not answer."""
+    released: list[VllmEngine] = []
+    release = VllmEngine.release
+
+    async def recorded(engine: VllmEngine) -> None:
+        released.append(engine)
+        await release(engine)
+
+    monkeypatch.setattr(VllmEngine, "release", recorded)
+    monkeypatch.setattr(level, "_WARM_S", warm_s)
+    monkeypatch.setattr(level, "logger", logging.getLogger("worker-level"))  # vLLM may keep its own from the root
+    with socket.create_server(("127.0.0.1", 0)) as other, caplog.at_level(logging.INFO, "worker-level"):
+        monkeypatch.setenv("SEMEL_LISTEN", f"tcp://127.0.0.1:{other.getsockname()[1]}")
+        async with running_app(tiny("qwen2-vl")) as (llm, _, app):
+            (line,) = [record.getMessage() for record in caplog.records if record.name == "worker-level"]
+            assert line.startswith("semel: no frontends are served at tcp://127.0.0.1:")
+            assert reason in line
+            assert len(released) == 1
+            hooked = (llm.shutdown, llm.engine_core.add_request_async, llm.renderer.mm_processor_cache.is_cached_item)
+            assert not {one.__module__ for one in hooked} & {level.__name__, SharedItemCache.__module__}
+            answer = await ask_app(app, draw_image(np.random.default_rng(0), side=56))
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("fault", ["failures", "different", "lost_announcements", "exit_code", "killed_failed"])
+def test_a_load_on_both_routes_fails_if_its_run_shows_a_fault(fault: str) -> None:
+    clean = {"good": 9, "failures": 0, "different": 0, "lost_announcements": 0, "exit_code": 0, "drained": 2 * STREAMS}
+    assert not has_failed(clean | {"misses": 3, "resubmissions": 1})
+    assert has_failed(clean | {fault: 1})
+    assert has_failed(clean | {"drained": 2 * STREAMS - 1})
+    assert has_failed(clean | {"good": 0})

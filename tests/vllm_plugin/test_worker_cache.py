@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semel.core import Digest, FeatureInfo, Item
+from semel.engine.vllm.compat import shared_item_cache
 from semel.errors import FeatureMissing
 from tests.engine.test_item_cache_mirror import SIZES, Ask, Halves, Replay, built, digest_of, feature_of
 
@@ -146,11 +147,15 @@ OVERTAKEN = Plan((((8,), True),), (0, 0, Ask((7,)), 0, Ask((0, 1)), Ask((7,), fr
 GONE = Plan((((6,), True), ((6, 7), True)), (0, 0, 0, 1, Ask((9,)), 1, 1))
 """Of a prompt that vLLM's route renders, semel's request pushes out what was cached."""
 
+BY_NAME = Plan((((6,), True), ((7,), False), ((6, 0), True)), (0, 0, 0, 1, 1, 2, Ask((8,)), 2, 2, Ask((6,))))
+"""As before, and the engine core still has it: an item that goes by name takes room there."""
+
 
 @settings(deadline=None, max_examples=400)
 @given(plans())
 @example(OVERTAKEN)
 @example(GONE)
+@example(BY_NAME)
 def test_what_semel_announces_is_in_the_engine_core_whatever_vllms_own_route_does(plan: Plan) -> None:
     asyncio.run(play(plan))
 
@@ -173,6 +178,17 @@ async def test_an_item_whose_client_left_before_it_was_sent_travels_with_the_nex
     assert shared.missed == []
     assert shared.sender.is_cached_item("vllm-6")
     assert (await play(left, is_shared=False)).missed == ["vllm-6"]  # the control: vLLM's client gets a 500
+
+
+async def test_the_items_that_were_removed_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_item_cache, "_MAX_REMOVED", 2)
+    shared = Shared()
+    for number in (6, 7, 6, 8):
+        shared.sender.get_and_update_item((built(number), UPDATES), f"vllm-{number}")
+        shared.sender.invalidate(f"vllm-{number}")
+    assert shared.sender.get_and_update_item(None, "vllm-6") == (None, UPDATES)
+    with pytest.raises(AssertionError, match="Expected a cached item"):
+        shared.sender.get_and_update_item(None, "vllm-7")
 
 
 class OnLoop(Replay):

@@ -117,11 +117,13 @@ async def serve_engine(
     window: EngineWindow | None = None,
     sync: EmbeddingSync | None = None,
     stopping: ShutdownSignal | None = None,
+    on_listening: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once.
 
     With the window of the engine tenants take turns at it; without, it gets every request when it comes. With a store
     encoder outputs are shared with other workers. With `stopping` the signal handlers of the process are left alone.
+    `on_listening` is called when the address is bound, before a request is taken.
     """
     from semel.worker.cache_updates import CacheUpdates
     from semel.worker.turns import EngineTurns
@@ -142,6 +144,7 @@ async def serve_engine(
         path = memory_path(settings.listen)
         borrowers = None if path is None else await stack.enter_async_context(Borrower(path))
         logger.info("the worker for %s listens at %s", engine.contract.model, listener.address)
+        on_listening()
         tracing = start_tracing(trace_collector(settings.logs.otlp_traces_endpoint), _SERVICE, cell)
         stack.push_async_callback(tracing.close)
         turns, progress_s = EngineTurns(window), settings.progress.engine_progress_s

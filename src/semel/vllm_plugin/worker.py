@@ -21,7 +21,7 @@ from typing import Any, Final
 from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import installed_version
 from semel.errors import ConfigError
-from semel.vllm_plugin.levels import LevelOff, logger
+from semel.vllm_plugin.levels import LevelOff, logger, parse_levels
 
 __all__ = ["WorkerPlugin", "install"]
 
@@ -29,15 +29,25 @@ LISTEN: Final = "SEMEL_LISTEN"
 KEY_DIR: Final = "SEMEL_KEY_DIR"
 KEY_FILE: Final = "SEMEL_FLEET_KEY_FILE"
 _SINCE: Final = "0.32"
+_WARM_S: Final = 120.0
+"""Seconds that the engine's first requests may take."""
+
 _END_S: Final = 5.0
 """Seconds that a worker has to end its sessions after the time for its requests."""
 
 
 def install() -> str:
-    """Have vLLM's server serve its engine to frontends too. Raise `LevelOff` without an address, keys or vLLM 0.32."""
+    """Have vLLM's server serve its engine to frontends too.
+
+    Raise `LevelOff` without an address, keys, vLLM 0.32, or the level `repair`: a request of the fleet may evict an
+    item between the time when vLLM's renderer finds it cached and the send, and a plain server never does that.
+    """
     address = os.environ.get(LISTEN, "").strip()
     if not address:
         raise LevelOff(f"{LISTEN} is not set")
+    setting = os.environ.get("SEMEL", "").strip()
+    if setting not in ("", "0") and "repair" not in parse_levels(setting):
+        raise LevelOff("it needs the level repair")
     if to_release(installed_version()) != _SINCE:
         raise LevelOff(f"it needs vLLM {_SINCE}, and {installed_version()} is installed")
     if multiprocessing.parent_process() is None:  # the imports for it take 0.2 s in each of vLLM's processes
@@ -92,14 +102,24 @@ class WorkerPlugin:
         )
         # Its processor is vLLM's, whose own threads have nothing to do before the server begins.
         engine = await asyncio.to_thread(VllmEngine.embed, llm, parsers=parsers, aliases=model_aliases(arguments))
-        engine.share()
-        await engine.warm()
         stopping, drain_s = ShutdownSignal(), float(llm.vllm_config.shutdown_timeout)
-        serving = asyncio.create_task(self._serve(engine, stopping, drain_s))
+        listening = asyncio.Event()
+        serving = asyncio.create_task(self._serve(engine, stopping, drain_s, listening))
+        waiting = asyncio.create_task(listening.wait())
+        try:
+            await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            serving.cancel()
+            raise
+        finally:
+            waiting.cancel()
+        if not listening.is_set():
+            await serving  # it raises
         _drain_first(llm, stopping, serving, drain_s)
         return serving
 
-    async def _serve(self, engine: Any, stopping: Any, drain_s: float) -> None:
+    async def _serve(self, engine: Any, stopping: Any, drain_s: float, listening: asyncio.Event) -> None:
+        """Warm the engine up and serve it. Until it listens, vLLM is as it was, and a failure is raised."""
         from semel.compose.worker import serve_engine
         from semel.engine.progress import ProgressLimits
         from semel.settings.worker import WorkerSettings
@@ -111,12 +131,30 @@ class WorkerPlugin:
             drain_s=drain_s,
             progress=ProgressLimits(engine_progress_s=0),  # vLLM decides when its engine has to end
         )
+
+        def share() -> None:
+            engine.share()
+            listening.set()
+
         try:
-            await serve_engine(settings, _read_keys(), engine, window=engine.window, stopping=stopping)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the server runs on without a worker)
+            await _warm(engine)
+            await serve_engine(
+                settings, _read_keys(), engine, window=engine.window, stopping=stopping, on_listening=share
+            )
+        except Exception as error:
+            if not listening.is_set():
+                raise
             logger.warning("semel: frontends are no longer served at %s: %s", self._address, error)
         finally:
             await engine.release()
+
+
+async def _warm(engine: Any) -> None:
+    try:
+        async with asyncio.timeout(_WARM_S):
+            await engine.warm()
+    except TimeoutError as error:
+        raise TimeoutError(f"the engine's first requests took more than {_WARM_S:g} s") from error
 
 
 def _drain_first(llm: Any, stopping: Any, serving: asyncio.Task[None], drain_s: float) -> None:
@@ -146,6 +184,8 @@ def _check(args: Namespace) -> None:
         raise ConfigError("several API servers share an engine (--api-server-count): start one worker for each engine")
     if args.data_parallel_size > 1:
         raise ConfigError("the engine is data parallel (--data-parallel-size): start one worker for each replica")
+    if args.mm_processor_cache_type == "shm":
+        raise ConfigError("the item cache cannot be shared with frontends (--mm-processor-cache-type shm): use lru")
 
 
 def _log_as_vllm() -> None:

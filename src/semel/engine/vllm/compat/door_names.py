@@ -117,6 +117,7 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
         since="0.32",
     ),
     *_of("config", "VllmConfig", "time to drain", "shutdown_timeout", since="0.32"),
+    *_of("engine.arg_utils", "EngineArgs", "the kind of the item cache", "mm_processor_cache_type"),
     *_of("utils.cache", "LRUCache", "two writers of the item cache", "touch(key)"),
     *_of("utils.cache", "LRUCache", "two writers of the item cache", "put_if_fits(key, value)", since="0.32"),
     *_of(

@@ -2,9 +2,14 @@
 
 vLLM's route puts its items in while it renders, in a thread, and sends its request some time later; semel's puts them
 in and sends at once, on the event loop. The engine core sees the order of the sends. So every change takes a lock, and
-at each send the mirror is brought into the order that the engine core will have: it never names an item of semel's that
-the engine core has evicted. What vLLM's route has put in and not sent, maybe because its client has gone, travels with
-the next request that has it.
+at each send the mirror is brought into the order that the engine core will have: of the items that pass through it, it
+names none of semel's that the engine core has evicted. What vLLM's route has put in and not sent, maybe because its
+client has gone, travels with the next request that has it.
+
+In three cases the engine core may have evicted what the mirror names. Then it reports a miss, and the request is sent
+again: an item that vLLM's route sends past the mirror (`skip_mm_cache`, embeddings of a client) takes room in the
+engine core only; a request of vLLM's may be sent between two slices of a long admission, in the same thread; and
+vLLM's own `pause_generation`, `sleep` and `reset_mm_cache` clear first the mirror and later the engine core.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ class SharedItemCache:
             on_remove(name, value)
             self._unsent.discard(name)
             if value.prompt_updates:  # semel's items have none
+                self._removed.pop(name, None)  # or it would keep its old place
                 self._removed[name] = value
                 if len(self._removed) > _MAX_REMOVED:
                     del self._removed[next(iter(self._removed))]
@@ -55,6 +61,11 @@ class SharedItemCache:
         self._sender.get_and_update_item = self._locked(self._get_and_update_item)
 
     def _is_cached_item(self, name: str) -> bool:
+        """Return whether the engine core has been sent it.
+
+        Until its first request is sent, vLLM's route preprocesses a new item for each request: nobody knows yet whether
+        that one will be.
+        """
         return name in self._mirror and name not in self._unsent
 
     def _get_and_update_item(self, item: Any, name: str) -> Any:
@@ -76,7 +87,7 @@ class SharedItemCache:
             for name, data in items:
                 if name in self._mirror:
                     self._mirror.touch(name)
-                elif data is not None and name in self._removed:
+                elif name in self._removed:  # if the engine core lacks it too, vLLM takes it out again
                     self._mirror.put_if_fits(name, self._removed[name])
                 if data is not None:
                     self._unsent.discard(name)
