@@ -203,13 +203,10 @@ def _renderer(family: str, folder: str, *flags: str) -> Iterator[Any]:
 
 
 async def _item_bytes(renderer: Any, question: Question) -> int:
-    from vllm.multimodal.cache import MultiModalCache
-
     with suppress(Exception):  # a damaged file has no item
         prompt = await _render(renderer, question)
-        return max(
-            int(MultiModalCache.get_item_size(item)) for item in prompt["mm_kwargs"]["image"] if item is not None
-        )
+        items = [item.get_data() for item in prompt["mm_kwargs"]["image"] if item is not None]
+        return max(sum(getattr(value, "nbytes", 0) for value in item.values()) for item in items)
     return 0
 
 
