@@ -60,7 +60,7 @@ def test_a_door_that_was_shut_is_a_fault_though_all_replies_are_equal() -> None:
 
 
 def test_with_a_small_cache_another_item_and_a_cache_that_evicts_nothing_are_found() -> None:
-    bare = [Reply([1], items=[item]) for item in ("a", "b", None, "a")]
+    bare = [Reply([1], hashes=name, items=[item]) for name, item in (("x", "a"), ("y", "a"), ("y", None), ("x", "a"))]
     assert evicted_faults(bare, bare) == []
     assert evicted_faults(bare, [*bare[:3], Reply([1], items=[None])])[0].startswith("small cache: question 3, items")
     assert "no item was evicted" in evicted_faults(bare[:3], bare[:3])[0]
