@@ -22,6 +22,7 @@ from semel.lab.bench.serving.alternate import Pair
 from semel.lab.bench.serving.bench import Bench, Effort, Side
 from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.figures import DOOR_TARGETS, Row, checks_of, compared, counted, with_door
+from semel.lab.bench.serving.floor import engine_in_process
 from semel.lab.bench.serving.images import Images
 from semel.lab.bench.serving.procfs import busiest_s, thread_s
 from semel.lab.bench.serving.report import ServeReport
@@ -94,8 +95,28 @@ def test_the_door_is_for_servers_that_are_started_here() -> None:
             Options(door="1", **other)
 
 
+def test_a_setting_that_names_no_level_is_refused_before_anything_starts() -> None:
+    for setting in ("0", "rendrer", ","):
+        with pytest.raises(ConfigError, match="--door: SEMEL="):
+            Options(door=setting)
+    assert Options(door="images,repair").door == "images,repair"
+
+
+def test_a_row_and_a_check_that_only_the_door_has_are_kept() -> None:
+    (row,) = with_door([], [failing(1, 0)])
+    assert [(check.name, check.ok) for check in checks_of([row])] == [
+        ("mixed: good requests that fail, with the door", False)
+    ]
+    report = ServeReport({}, {}, (row,))
+    assert not report.ok
+    assert json.loads(report.to_json())["rows"][0]["is_door"]
+    assert " door " in printed(report, width=160)
+
+
 _ECHO = """
 import os, sys
+sys.stderr.write(os.environ.get("DOOR_LINE", "") + "\\n")
+sys.stderr.flush()
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Echo(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -112,11 +133,51 @@ async def test_only_the_server_with_the_door_has_semel_set(tmp_path: Path, monke
     script.write_text(_ECHO)
     monkeypatch.setattr(servers, "_PYTHON", (sys.executable, str(script)))
     monkeypatch.setenv("SEMEL", "images")
-    launch, said = Launch("MODEL", (), tmp_path), []
+    line = "INFO [levels.py:97] semel: images are decoded when needed; off: worker (SEMEL_LISTEN is not set)"
+    launch, said = Launch("MODEL", (), tmp_path, {"DOOR_LINE": line}), []
     for one in (vllm_server(launch), door_server(launch, "images,renderer")):
         async with one as server, Client(server.url) as client:
             said.append(await client.read("/health"))
     assert said == ["0", "images,renderer"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("vLLM alone", "no line of the door"),
+        ("semel: the door stays shut, and vLLM runs as it is: vLLM 0.33", "the door stays shut"),
+        ("semel: nothing is on; off: images (VLLM_MEDIA_CONNECTOR is x), renderer (y)", "level images, which is off"),
+        ("semel: images; off: worker (SEMEL_LISTEN is not set), renderer (y)", "level renderer, which is off"),
+    ],
+)
+async def test_a_door_whose_levels_are_not_on_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, words: str
+) -> None:
+    script = tmp_path / "echo.py"
+    script.write_text(_ECHO)
+    monkeypatch.setattr(servers, "_PYTHON", (sys.executable, str(script)))
+    launch = Launch("MODEL", (), tmp_path, {"DOOR_LINE": line})
+    with pytest.raises(ConfigError, match=words):
+        async with door_server(launch, "images,renderer"):
+            pass
+
+
+async def test_the_engine_in_process_is_bare_whatever_this_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+
+    def popen(*_: object, env: dict[str, str], **__: object) -> None:
+        started.append(env)
+        raise OSError("no process")
+
+    monkeypatch.setattr("subprocess.Popen", popen)
+    monkeypatch.setenv("SEMEL", "1")
+    with pytest.raises(OSError, match="no process"):
+        async with engine_in_process(Launch("MODEL", (), tmp_path)):
+            pass
+    assert started[0]["SEMEL"] == "0"
 
 
 def test_the_busiest_thread_is_none_that_has_a_loop() -> None:

@@ -76,8 +76,24 @@ def test_a_list_of_plugins_without_semel_is_found(allowed: str, verdict: str) ->
 
 def test_a_package_that_the_pool_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_POOL", ("pillow", "no-such-package"))
+    assert "pillow" not in examine(SEMEL="1")  # its renderer is off: there is no pool
+    monkeypatch.setattr(
+        sys.modules["planted.renderer"], "install", lambda: "items are preprocessed in 2 sandboxed processes"
+    )
     found = examine(SEMEL="1")
     assert (found["pillow"].verdict, found["no-such-package"].verdict) == ("ok", "warning")
+
+
+def test_image_decoders_are_said_to_be_in_the_sandbox_only_with_images_and_renderer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "decoders" not in examine(SEMEL="1")
+    monkeypatch.setattr(
+        sys.modules["planted.renderer"], "install", lambda: "items are preprocessed in 2 sandboxed processes"
+    )
+    both, alone = examine(SEMEL="images,renderer")["decoders"], examine(SEMEL="renderer")["decoders"]
+    assert (both.verdict, "clips and videos in the API server" in both.detail) == ("ok", True)
+    assert (alone.verdict, alone.detail) == ("warning", "all in the API server")
 
 
 def test_a_vllm_that_the_door_does_not_know_ends_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

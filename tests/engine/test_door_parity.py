@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.engine.parity import Clip
-from tools.engine.door_families import row_of
-from tools.engine.door_parity import Reply, door_questions, read_questions, write_questions
+from tools.engine.door_families import evicted_faults, row_of
+from tools.engine.door_parity import Reply, door_questions, file_questions, read_questions, write_questions
 
 BARE = [
-    Reply([1, 2, 3], {"image": [[1, 2, None]]}, {"image": [f"hash {number}"]}, [number], [[[number, -0.5]]])
+    Reply([1, 2, 3], {"image": [[1, 2, None]]}, {"image": [f"hash {number}"]}, [], [number], [[[number, -0.5]]])
     for number in range(4)
 ]
 BARE.append(Reply(fault="cannot identify image file"))
@@ -21,7 +21,7 @@ BARE.append(Reply(fault="cannot identify image file"))
 
 def test_equal_replies_have_no_fault_though_the_renderers_hashes_are_others() -> None:
     door = [replace(reply, hashes={"image": ["another"]}) for reply in BARE]
-    row, faults = row_of("qwen2-vl", BARE, door, BARE, {"preprocessed": 3})
+    row, faults = row_of("qwen2-vl", BARE, door, BARE, {"preprocessed": 3, "decodes_saved": 1})
     assert faults == []
     assert row == "| qwen2-vl | 5 | 1 | 5 | equal | equal | 3 |"
 
@@ -57,6 +57,28 @@ def test_every_process_asks_the_same_bytes_which_an_encoder_of_video_does_not_ma
     assert len(first) == len(list(door_questions("qwen2-vl")))
 
 
+def test_a_door_that_was_shut_is_a_fault_though_all_replies_are_equal() -> None:
+    def shut(family: str, **counts: int) -> list[str]:
+        return [fault for fault in row_of(family, BARE, BARE, BARE, counts)[1] if "the door was shut" in fault]
+
+    assert len(shut("qwen2-vl")) == 2
+    assert shut("qwen2-vl", preprocessed=1) == ["SEMEL=images: no decode was saved: the door was shut"]
+    assert shut("qwen2-vl", decodes_saved=1) == ["the pool has made no item: the door was shut"]
+    assert shut("deepseek-vl2", decodes_saved=1) == []  # vLLM's own from the start
+    assert shut("whisper", preprocessed=1) == []  # no images
+
+
+def test_with_a_small_cache_another_item_and_a_cache_that_evicts_nothing_are_found() -> None:
+    bare = [Reply([1], hashes=name, items=[item]) for name, item in (("x", "a"), ("y", "a"), ("y", None), ("x", "a"))]
+    assert evicted_faults(bare, bare) == []
+    assert evicted_faults(bare, [*bare[:3], Reply([1], items=[None])])[0].startswith("small cache: question 3, items")
+    assert "no item was evicted" in evicted_faults(bare[:3], bare[:3])[0]
+    assert evicted_faults([], []) == []
+
+
 def test_a_family_with_images_is_asked_about_every_kind_of_file_and_damaged_ones() -> None:
-    assert len(list(door_questions("mistral3"))) > 20 + 12
+    questions = list(door_questions("mistral3"))
+    assert len(questions) > 20 + 2 * 12
+    files = list(file_questions("mistral3"))
+    assert questions[-4:] == [files[-2], files[-2], files[-1], files[-1]]  # new, then in the cache
     assert all(isinstance(question, Clip) for question in door_questions("whisper"))

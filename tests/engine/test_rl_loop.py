@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tools.engine import rl_loop
 from tools.engine.rl_loop import Driver, Loop, faults_of, pick
 
 
@@ -22,6 +23,7 @@ class Engine:
         self.failing = failing
         self.renderer = self
         self.paused = 0
+        self.raw_pixels: Counter[bytes] = Counter()
 
     async def render_chat_async(self, chats: list[Any], _: object) -> tuple[list[Any], list[Any]]:
         await asyncio.sleep(0)
@@ -29,6 +31,8 @@ class Engine:
 
     async def generate(self, prompt: dict[str, Any], params: Any, _: str) -> AsyncIterator[Any]:
         self.asked["chat" if "chat" in prompt else f"raw n={params.n}"] += 1
+        if "multi_modal_data" in prompt:
+            self.raw_pixels[prompt["multi_modal_data"]["image"].tobytes()] += 1
         if self.asked.total() - 1 == self.failing:
             raise RuntimeError("lost")
         reason = "length" if params.max_tokens < 100 else "abort"
@@ -58,14 +62,31 @@ async def test_a_step_samples_in_three_ways_and_pauses_while_some_run() -> None:
     assert (loop.samples, loop.failures, engine.paused) == (6 * 4 + 2, [], 1)
 
 
+async def test_no_sample_is_left_of_an_image_that_was_a_chat_and_so_has_another_hash() -> None:
+    images, engine = pick(3), Engine()
+    drawn = [image.pixels.tobytes() for image in images]
+    await Driver(engine, Loop(3), 1).step(images)
+    assert engine.raw_pixels == {drawn[0]: 2, drawn[1]: 2}
+
+
 async def test_a_sample_that_fails_is_counted_with_its_words() -> None:
     loop = Loop(3)
     await Driver(Engine(failing=2), loop, 4).step(pick(3))
     assert loop.failures == ["RuntimeError: lost"]
 
 
-def test_a_second_decode_or_preprocessing_of_an_image_is_a_fault() -> None:
+@pytest.mark.parametrize("faults", [[], ["61 decodes instead of 60"]])
+def test_the_program_fails_with_its_faults_and_only_then(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["rl_loop"])
+    monkeypatch.setattr(rl_loop, "compare", lambda *_: faults)
+    with pytest.raises(SystemExit) as ended:
+        rl_loop.main()
+    assert ended.value.code == ("\n".join(faults) if faults else 0)
+
+
+def test_a_second_decode_or_preprocessing_of_an_image_is_a_fault_and_so_is_none() -> None:
     assert faults_of(Loop(60, 40, 60)) == []
     assert faults_of(Loop(60, 61, 60)) == ["61 decodes instead of 60"]
     assert faults_of(Loop(60, 60, 61)) == ["61 preprocessings instead of 60"]
+    assert faults_of(Loop(60, 0, 0)) == ["0 preprocessings instead of 60"]
     assert faults_of(Loop(60, 60, 60, failures=["lost"])) == ["1 samples failed: lost"]

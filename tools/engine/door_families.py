@@ -1,7 +1,8 @@
 """Plain vLLM with and without the door, family by family: `scripts/families --door`.
 
 With `SEMEL=1` on an engine: prompts, placeholders, tokens and log probabilities. With `SEMEL=images`, only rendered:
-the hashes too, which the level `renderer` makes of bytes and settings instead.
+the hashes too, which the level `renderer` makes of bytes and settings instead. With `SEMEL=1` and an item cache for
+two or three items, only rendered: the tensors, and which items the engine has.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from semel.lab.testing.models import FAMILIES
 from tools.engine.children import json_of
-from tools.engine.door_parity import Reply, differences, write_questions
+from tools.engine.door_parity import Reply, differences, evictions, write_questions
 
-__all__ = ["HEAD", "compare_family", "row_of"]
+__all__ = ["HEAD", "compare_family", "evicted_faults", "row_of"]
 
 HEAD: Final = "| family | replies | refused | distinct | as bare vLLM's | hashes, SEMEL=images | made by the pool |"
 _DEADLINE_S: Final = 900
 _ANSWER: Final = ("prompt", "placeholders", "tokens", "logprobs")
 _RENDERED: Final = ("prompt", "placeholders", "hashes")
+_EVICTED: Final = ("prompt", "placeholders", "items")
+_LEFT_TO_VLLM: Final = frozenset({"deepseek-vl2"})
+"""The families whose items depend on their company: the pool makes none of them."""
+
 _SHOWN: Final = 5
 
 
@@ -27,8 +33,19 @@ def compare_family(family: str, model: Path) -> tuple[str, list[str]]:
     write_questions(family, model)
     bare, _ = _ask(family, model, "0")
     door, counts = _ask(family, model, "1")
-    lazy, _ = _ask(family, model, "images", "render")
-    return row_of(family, bare, door, lazy, counts)
+    lazy, lazy_counts = _ask(family, model, "images", "render")
+    counts["decodes_saved"] = lazy_counts.get("decodes_saved", 0)
+    row, faults = row_of(family, bare, door, lazy, counts)
+    evicted = [_ask(family, model, levels, "evict")[0] for levels in ("0", "1")]
+    return row, [*faults, *evicted_faults(*evicted)]
+
+
+def evicted_faults(bare: list[Reply], door: list[Reply]) -> list[str]:
+    """Compare renderings with an item cache for two or three items; none are right if a family takes no images."""
+    faults = [f"small cache: {line}" for line in differences(bare, door, _EVICTED)[:_SHOWN]]
+    if bare and not evictions(bare):
+        faults.append("small cache: no item was evicted: nothing could have failed")
+    return faults
 
 
 def row_of(
@@ -41,8 +58,13 @@ def row_of(
     faults = [*wrong[:_SHOWN], *(f"SEMEL=images: {line}" for line in hashes[:_SHOWN])]
     if distinct < 3:
         faults.append("bare vLLM's answers do not differ from each other: nothing could have failed")
+    takes_images = "image" in FAMILIES[family].serving.max_items
+    made, saved = counts.get("preprocessed", 0), counts.get("decodes_saved", 0)
+    if not made and family not in _LEFT_TO_VLLM:
+        faults.append("the pool has made no item: the door was shut")
+    if not saved and takes_images:
+        faults.append("SEMEL=images: no decode was saved: the door was shut")
     equal, same = _verdict(wrong), _verdict(hashes)
-    made = counts.get("preprocessed", 0)
     return f"| {family} | {len(bare)} | {refused} | {distinct} | {equal} | {same} | {made} |", faults
 
 
@@ -51,7 +73,7 @@ def _verdict(lines: list[str]) -> str:
 
 
 def _ask(family: str, model: Path, levels: str, *mode: str) -> tuple[list[Reply], dict[str, int]]:
-    log = model.with_suffix(f".{levels}.log")
+    log = model.with_suffix(".".join(("", levels, *mode, "log")))
     arguments = [family, str(model), *mode]
     told: dict[str, Any] = json.loads(
         json_of("tools.engine.door_parity", arguments, log=log, deadline_s=_DEADLINE_S, environment={"SEMEL": levels})

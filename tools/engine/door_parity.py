@@ -1,18 +1,22 @@
-"""One family on plain vLLM, as far as `SEMEL` says: `python -m tools.engine.door_parity FAMILY FOLDER [render]`.
+"""One family on plain vLLM, as far as `SEMEL` says: `python -m tools.engine.door_parity FAMILY FOLDER [render|evict]`.
 
-Asks everything that a family is asked, every kind of image file and damaged ones, twice: the caches are emptied in
-between. With `render`, prompts are made and no engine starts. Writes one line of JSON. `scripts/families --door` runs
-it in processes of their own and compares what they write.
+Asks everything that a family is asked, twice: the caches are emptied in between. Every kind of image file and damaged
+ones are among it, each as a new item and then as one that the cache has. With `render`, prompts are made and no engine
+starts. With `evict`, prompts are made of the files, in turns, and the item cache has room for two or three. Writes one
+line of JSON. `scripts/families --door` runs it in processes of their own and compares what they write.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +27,18 @@ from tests.engine.family_questions import family_questions
 from tests.engine.parity import GREEDY, Clip, Question, bare_transcription, image_part
 from tests.security.corpus import specimens
 
-__all__ = ["Reply", "differences", "door_questions", "read_questions", "write_questions"]
+__all__ = [
+    "Reply",
+    "differences",
+    "door_questions",
+    "evictions",
+    "file_questions",
+    "read_questions",
+    "write_questions",
+]
 
+_ROOM: Final = 2.5
+"""The item cache of `evict`, in the largest items."""
 _TRUNCATED: Final = 0.5
 _QUESTIONS: Final = ".questions"
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
@@ -40,6 +54,9 @@ class Reply:
     """By modality: offset, length and which of its tokens are embeddings."""
 
     hashes: Any = None
+    items: list[str | None] = field(default_factory=list)
+    """Digests of the tensors of each item; None for one that is in the engine's cache."""
+
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     fault: str = ""
@@ -57,9 +74,21 @@ def differences(bare: Sequence[Reply], door: Sequence[Reply], parts: Sequence[st
     return lines
 
 
+def evictions(replies: Sequence[Reply]) -> int:
+    """Return how many prompts of one item were rendered with its tensors again."""
+    made = [repr(reply.hashes) for reply in replies if any(reply.items)]  # files of equal pixels have other hashes
+    return len(made) - len(set(made))
+
+
 def door_questions(family: str) -> Iterator[Question]:
-    """Yield the questions of a family; files of every kind, and damaged ones, if it takes images."""
+    """Yield the questions of a family; files of every kind, and damaged ones, each twice, if it takes images."""
     yield from family_questions(family)
+    for question in file_questions(family):
+        yield from (question, question)
+
+
+def file_questions(family: str) -> Iterator[Question]:
+    """Yield a question about each kind of image file and about damaged ones, if a family takes images."""
     if "image" not in FAMILIES[family].serving.max_items:
         return
     files = [one.media.data for one in specimens() if one.media.modality == "image"]
@@ -80,13 +109,13 @@ def read_questions(family: str, folder: Path) -> list[Question]:
     return json.loads(path.read_text()) if path.exists() else list(door_questions(family))
 
 
-def _arguments(family: str, folder: str) -> Any:
+def _arguments(family: str, folder: str, *flags: str) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    flags = ["--model", folder, "--seed", "0", *FAMILIES[family].serving.engine_flags, *EVICTING]
-    return AsyncEngineArgs.from_cli_args(parser.parse_args(flags))
+    common = ["--model", folder, "--seed", "0", *FAMILIES[family].serving.engine_flags, *EVICTING]
+    return AsyncEngineArgs.from_cli_args(parser.parse_args([*common, *flags]))
 
 
 async def _render(renderer: Any, question: Question) -> Any:
@@ -115,7 +144,8 @@ async def _reply(renderer: Any, question: Question, generate: Callable[[Any], Aw
             ]
             for modality, some in made.get("mm_placeholders", {}).items()
         }
-        found = Reply(list(made["prompt_token_ids"]), places, made.get("mm_hashes"))
+        items = [_digest(item) for some in made.get("mm_kwargs", {}).values() for item in some]
+        found = Reply(list(made["prompt_token_ids"]), places, made.get("mm_hashes"), items)
         if generate is None:
             return found
         last = await generate(prompt)
@@ -123,7 +153,17 @@ async def _reply(renderer: Any, question: Question, generate: Callable[[Any], Aw
         told = create_error_response(error).error
         return Reply(fault=_ADDRESS.sub("", f"{told.code} {told.message}"))
     steps = [sorted((token, entry.logprob) for token, entry in step.items()) for step in last.logprobs]
-    return Reply(found.prompt, found.placeholders, found.hashes, list(last.token_ids), steps)
+    return replace(found, tokens=list(last.token_ids), logprobs=steps)
+
+
+def _digest(item: Any) -> str | None:
+    if item is None:
+        return None
+    digest = sha256()
+    for name, value in sorted(item.get_data().items()):
+        digest.update(f"{name} {getattr(value, 'dtype', '')}".encode())
+        digest.update(pickle.dumps(value.double().tolist() if hasattr(value, "double") else value))
+    return digest.hexdigest()
 
 
 async def measure(family: str, folder: str) -> list[Reply]:
@@ -155,23 +195,49 @@ async def measure(family: str, folder: str) -> list[Reply]:
 
 async def render(family: str, folder: str) -> list[Reply]:
     """Render everything, twice."""
-    from vllm.renderers import renderer_from_config
-
-    renderer = renderer_from_config(_arguments(family, folder).create_engine_config())
     found = []
-    try:
+    with _renderer(family, folder) as renderer:
         for _ in range(2):
             found += [await _reply(renderer, question, None) for question in read_questions(family, Path(folder))]
             await renderer.clear_mm_cache_async()
+    return found
+
+
+async def evict(family: str, folder: str) -> list[Reply]:
+    """Render the files in turns, with an item cache for two or three of them."""
+    questions = list(file_questions(family))
+    if not questions:
+        return []
+    with _renderer(family, folder) as renderer:
+        largest = max([await _item_bytes(renderer, question) for question in questions])
+    with _renderer(family, folder, "--mm-processor-cache-gb", f"{_ROOM * largest / (1 << 30):.9f}") as renderer:
+        return [await _reply(renderer, question, None) for question in (*questions, *questions)]
+
+
+@contextmanager
+def _renderer(family: str, folder: str, *flags: str) -> Iterator[Any]:
+    from vllm.renderers import renderer_from_config
+
+    renderer = renderer_from_config(_arguments(family, folder, *flags).create_engine_config())
+    try:
+        yield renderer
     finally:
         renderer.shutdown()
-    return found
+
+
+async def _item_bytes(renderer: Any, question: Question) -> int:
+    with suppress(Exception):  # a damaged file has no item
+        prompt = await _render(renderer, question)
+        items = [item.get_data() for item in prompt["mm_kwargs"]["image"] if item is not None]
+        return max(sum(getattr(value, "nbytes", 0) for value in item.values()) for item in items)
+    return 0
 
 
 def main() -> None:
     """Ask the model of the command line."""
     family, folder, *mode = sys.argv[1:]
-    replies = asyncio.run((render if mode == ["render"] else measure)(family, str(Path(folder))))
+    ways = {"render": render, "evict": evict}
+    replies = asyncio.run((ways[mode[0]] if mode else measure)(family, str(Path(folder))))
     found = {"replies": [asdict(reply) for reply in replies], "counts": dict(COUNTS)}
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 

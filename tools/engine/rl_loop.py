@@ -6,7 +6,8 @@
 Each step samples answers to the same images: a third with `n` in one raw prompt, a third as raw prompts at once, a
 third as chats at once. Some samples are still running when it ends: generation is paused, which aborts them and empties
 the caches for new weights, and resumed. Plain vLLM with its item cache, without it (as verl runs it), and with
-`SEMEL=1`, which fails if it decodes or preprocesses an image twice between two pauses, or if a sample fails.
+`SEMEL=1`, which fails if it decodes an image twice between two pauses, if it does not preprocess each exactly once, or
+if a sample fails.
 """
 
 from __future__ import annotations
@@ -78,9 +79,11 @@ MODES: Final = (
 def faults_of(loop: Loop) -> list[str]:
     """Return what the door must not do."""
     faults = [f"{len(loop.failures)} samples failed: {loop.failures[0]}"] if loop.failures else []
-    counts = {"decodes": loop.decodes, "preprocessings": loop.preprocessings}
-    often = [f"{count} {what} instead of {loop.images}" for what, count in counts.items() if count > loop.images]
-    return [*faults, *often]
+    if loop.decodes > loop.images:
+        faults.append(f"{loop.decodes} decodes instead of {loop.images}")
+    if loop.preprocessings != loop.images:  # fewer: they are not counted, or a pause empties nothing
+        faults.append(f"{loop.preprocessings} preprocessings instead of {loop.images}")
+    return faults
 
 
 def count_work(counts: Counter[str]) -> None:
@@ -129,7 +132,8 @@ class Driver:
     async def step(self, images: Sequence[Picked], *, left: int = _LEFT) -> None:
         """Sample answers to all images, then pause and resume; so many samples are still running then."""
         await asyncio.gather(*(self._ask_about(number, image) for number, image in enumerate(images)))
-        running = [asyncio.create_task(self._sample(image.raw(), _LONG, is_left=True)) for image in images[:left]]
+        raw = [image for number, image in enumerate(images) if number % 3 != 2]  # a chat's image has another hash
+        running = [asyncio.create_task(self._sample(image.raw(), _LONG, is_left=True)) for image in raw[:left]]
         await asyncio.sleep(0)
         await self._llm.pause_generation()
         await self._llm.resume_generation()
@@ -233,7 +237,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=20)
     options = parser.parse_args()
     faults = compare(options.steps, options.samples, options.images)
-    sys.exit("\n".join(faults))
+    sys.exit("\n".join(faults) or 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`semel doctor --vllm`: which levels of the door are on in a plain vLLM with this environment, and why others are not.
 
 Each level is installed into this process, as into one of vLLM's, and no engine starts. A level that depends on vLLM's
-flags may still be off for a server.
+flags or on the model may still be off for a server.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from semel.vllm_plugin.levels import LEVELS, LevelOff, parse_levels, shut_reason
 
 __all__ = ["check_door"]
 
-_POOL: Final = ("numpy", "pillow", "torch", "transformers", "av")
-"""The packages that a preprocessing process imports; the last one decodes video and audio."""
+_POOL: Final = ("numpy", "pillow", "torch", "transformers")
+"""The packages that a preprocessing process imports. Clips and videos reach it decoded."""
 
 
 def check_door(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -40,8 +40,12 @@ def check_door(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]
     else:
         yield Finding("SEMEL", "warning", "not set, so vLLM runs without semel", "set SEMEL=1 for what follows")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the findings are the output
-    yield from map(_level, parse_levels(setting))
-    yield from (_package(name) for name in _POOL)
+    levels = [_level(level) for level in parse_levels(setting)]
+    yield from levels
+    on = {found.what for found in levels if found.verdict == "ok"}
+    if "renderer" in on:
+        yield _decoders(has_images="images" in on)
+        yield from (_package(name) for name in _POOL)
 
 
 def _plugin(allowed: str | None) -> Finding:
@@ -61,6 +65,16 @@ def _level(level: str) -> Finding:
         return Finding(level, "warning", f"off: {reason}")
     except Exception as error:  # noqa: BLE001 (vLLM would run without it)
         return Finding(level, "problem", f"off: {type(error).__name__}: {error}", "this is a fault of semel: report it")
+
+
+def _decoders(*, has_images: bool) -> Finding:
+    """Say where media are decoded: the renderer has files opened in its processes only if nobody has opened them."""
+    if has_images:
+        where = (
+            "of images in sandboxed processes, if they make the model's items; of clips and videos in the API server"
+        )
+        return Finding("decoders", "ok", where)
+    return Finding("decoders", "warning", "all in the API server", "with the level images, those of images are not")
 
 
 def _package(name: str) -> Finding:

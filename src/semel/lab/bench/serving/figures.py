@@ -112,7 +112,7 @@ class Row:
     """Whether it is judged by the limit that any machine keeps, instead of a target."""
 
     is_door: bool = False
-    """Whether vLLM's server with the door stands in semel's place."""
+    """Whether vLLM's server with the door stands in semel's place. Among a report's rows: only the door has it."""
 
     door: Row | None = None
     """The same quantity with the door, in turns with bare vLLM too."""
@@ -173,9 +173,10 @@ def counted(name: str, unit: str, semel: float, vllm: float | None = None) -> Ro
 
 
 def with_door(rows: Sequence[Row], of_door: Sequence[Row]) -> list[Row]:
-    """Return the rows, and in each the row of the same name with the door."""
+    """Return the rows, in each the row of the same name with the door, and then those that only the door has."""
     found = {row.name: replace(row, is_door=True) for row in of_door}
-    return [replace(row, door=found.get(row.name)) for row in rows]
+    both = [replace(row, door=found.pop(row.name, None)) for row in rows]
+    return [*both, *found.values()]
 
 
 def _check_of(row: Row) -> Check:

@@ -83,7 +83,7 @@ async def engine_in_process(launch: Launch) -> AsyncIterator[Floor]:
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220, S603 (uvloop's own knows no process group)
             [sys.executable, "-m", "semel.lab.bench.serving.floor", launch.model, *launch.flags],
-            env=os.environ | dict(launch.environment) | folders,
+            env=os.environ | {"SEMEL": "0"} | dict(launch.environment) | folders,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,

@@ -45,7 +45,7 @@ def draw(report: ServeReport, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     painters = {"agent.png": _draw_turns, "ttft.png": _draw_turns, "limits.png": _draw_limits}
-    for drawing in drawings(report.rows):
+    for drawing in drawings([row for row in report.rows if not row.is_door]):
         paint = painters.get(drawing.file, _draw_bars)
         height = _TURNS_HEIGHT if paint is _draw_turns else 1.4 + 0.75 * len(drawing.rows)
         width = _PANEL_WIDTH if drawing.file == "ttft.png" else _WIDTH

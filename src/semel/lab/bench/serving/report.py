@@ -67,15 +67,18 @@ def _table(scenario: str, rows: list[Row]) -> Table:
     table = Table(title=f"semel bench serve: {scenario}", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     headings = ["semel", "other" if scenario == "sources" else "vLLM", "ratio", "limit", ""]
-    headings += ["door", "vLLM", "ratio", "limit", ""] if any(row.door for row in rows) else []
+    headings += ["door", "vLLM", "ratio", "limit", ""] if any(row.door or row.is_door for row in rows) else []
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for row in rows:
-        table.add_row(_title(row), *_cells(row), *(_cells(row.door) if row.door else ()))
+        mine, door = (None, row) if row.is_door else (row, row.door)
+        table.add_row(_title(row), *_cells(mine), *(_cells(door) if door else ()))
     return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row | None) -> list[str]:
+    if row is None:
+        return [""] * 5
     # The interval that counts is that of the ratio.
     figures = [row.semel, row.vllm]
     sides = map(format_figure, figures) if row.ratio is None else map(_value, figures)
@@ -132,5 +135,5 @@ def _finite(value: Any) -> Any:
 def _as_json(row: Row) -> dict[str, Any]:
     limit = None if row.limit is None else asdict(row.limit)
     fields = asdict(replace(row, door=None)) | {"door": None if row.door is None else _as_json(row.door)}
-    del fields["is_promised"], fields["is_door"]
+    del fields["is_promised"]
     return fields | {"scenario": row.scenario, "limit": limit, "ok": row.ok, "sure": row.is_sure}

@@ -38,6 +38,7 @@ from semel.lab.bench.serving.scenarios.rollouts import rollouts
 from semel.lab.bench.serving.scenarios.saturation import saturation
 from semel.lab.bench.serving.scenarios.sources import sources
 from semel.lab.bench.serving.servers import Launch, Server, door_server, semel_server, vllm_server
+from semel.vllm_plugin.levels import parse_levels
 
 __all__ = ["SCENARIOS", "Options", "Running", "Scenario", "Transport", "measure", "run", "running"]
 
@@ -124,7 +125,9 @@ class Options:
     """The levels of semel inside a third server, which is vLLM's own; empty without one."""
 
     def __post_init__(self) -> None:
-        """Refuse a checkout that is not installed, before a model is made for it."""
+        """Refuse a checkout that is not installed and levels that there are not, before a model is made for them."""
+        if self.door:
+            _check_levels(self.door)
         if self.door and (self.baseline is not None or self.source is not None):
             raise ConfigError("--door starts three servers: leave out --baseline, --semel and --semel-source")
         if self.source is not None and not self.source_python.exists():
@@ -156,6 +159,15 @@ class Options:
         return self.baseline is not None
 
 
+def _check_levels(setting: str) -> None:
+    try:
+        is_shut = not parse_levels(setting)
+    except ValueError as error:
+        raise ConfigError(f"--door: {error}") from None
+    if is_shut:
+        raise ConfigError(f"--door: SEMEL={setting} names no level; set 1, or leave it out")
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """Both servers, ready, and what a scenario needs of them."""
@@ -182,7 +194,8 @@ async def running(options: Options, names: Sequence[str], tell: Tell) -> AsyncIt
             if options.door and launch is not None:
                 tell("starting vLLM's server with the door", 0, 1)
                 server = await inner.enter_async_context(door_server(launch, options.door))
-                side = Side(server, await inner.enter_async_context(Client(server.url)), levels=options.door)
+                client = await inner.enter_async_context(Client(server.url, api_key=options.api_key))
+                side = Side(server, client, levels=options.door)
                 door = replace(bench, sides=Pair(side, sides.vllm))
             yield Running(bench, inner.aclose, door)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from semel.lab.bench.ports import free_port
 from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.procfs import descendants, words_of
 from semel.lab.bench.serving.socket_bytes import FOLDER_VARIABLE
+from semel.vllm_plugin.levels import parse_levels
 
 __all__ = [
     "ROLES",
@@ -193,9 +195,25 @@ async def vllm_server(launch: Launch, name: str = "vllm") -> AsyncIterator[Serve
         yield server
 
 
-def door_server(launch: Launch, levels: str) -> AbstractAsyncContextManager[Server]:
-    """The same with these levels of semel inside."""
-    return vllm_server(replace(launch, environment={**launch.environment, "SEMEL": levels}), "door")
+@asynccontextmanager
+async def door_server(launch: Launch, levels: str) -> AsyncIterator[Server]:
+    """The same with these levels of semel inside, all of them on."""
+    inside = replace(launch, environment={**launch.environment, "SEMEL": levels})
+    async with vllm_server(inside, "door") as server:
+        assert server.log is not None
+        _check_door(server.log.read_text(errors="replace"), levels)
+        yield server
+
+
+def _check_door(log: str, levels: str) -> None:
+    """Raise `ConfigError` if the door's line, the first of its lines in a log, is missing or says that one is off."""
+    line = next((line for line in log.splitlines() if "semel: " in line), "")
+    if not line or "the door stays shut" in line:
+        raise ConfigError(f"vLLM's server runs without semel: {line or 'its log has no line of the door'}")
+    _, _, off = line.partition("; off: ")
+    for level in parse_levels(levels):
+        if level != "worker" and re.search(rf"(^|, ){level} \(", off):  # no frontend asks it, so it has no address
+            raise ConfigError(f"--door measures the level {level}, which is off: {line}")
 
 
 @asynccontextmanager
