@@ -159,7 +159,7 @@ def test_all_that_semel_uses_of_vllm_is_in_the_table() -> None:
 
 
 def test_all_that_semel_imports_of_vllm_elsewhere_is_in_one_of_the_tables() -> None:
-    assert len(elsewhere([*NAMES, *DOOR_NAMES])) >= len(BENCH_NAMES)  # the control
+    assert len(elsewhere(NAMES)) >= len(BENCH_NAMES)  # the control
     assert elsewhere([*NAMES, *DOOR_NAMES, *BENCH_NAMES]) == []
 
 
