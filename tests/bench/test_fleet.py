@@ -52,7 +52,8 @@ def test_counts_and_sizes_are_within_their_limits_on_any_machine(report: Report)
 def test_everything_else_is_measured(report: Report) -> None:
     rest = [check for check in report.checks if not check.name.startswith("sessions lost")]
     assert len(rest) == 17
-    assert all(check.value >= 0 for check in rest)
+    # What one session more costs is a difference of two times: among twelve sessions it may be below zero.
+    assert all(check.value >= 0 for check in rest if not check.name.startswith("telling one"))
 
 
 def test_the_garbage_collector_runs_as_often_as_in_a_frontend() -> None:
