@@ -34,11 +34,11 @@ def segments_of(processes: Iterable[psutil.Process]) -> set[Segment]:
 
 def left_of(segments: set[Segment]) -> set[Segment]:
     """Those that are still there: as a file, or in any process of this machine."""
-    somewhere = {segment.inode for segment in segments_of(psutil.process_iter())}
+    somewhere = segments_of(psutil.process_iter())  # by number and name: each kind has numbers of its own
     return {
         segment
         for segment in segments
-        if (Path(segment.name).exists() if segment.name.startswith(NAMED) else segment.inode in somewhere)
+        if (Path(segment.name).exists() if segment.name.startswith(NAMED) else segment in somewhere)
     }
 
 
