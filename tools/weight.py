@@ -47,7 +47,7 @@ class Row:
     value: int
     limit: int | None = None
     missed: int = 0
-    """Where the limit is missed, the most that CI takes until it is reached: it only falls."""
+    """Where the limit is missed, the most that CI takes until it is reached. A feature may add its own lines to it."""
 
     @property
     def is_kept(self) -> bool:

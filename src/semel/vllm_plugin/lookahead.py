@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from semel.vllm_plugin.hooks import hook
+
 __all__ = ["PromptsAhead", "look_ahead"]
 
 _HOMES: Final = ("vllm.entrypoints.common.offline", "vllm.entrypoints.offline_utils")  # of 0.32, of 0.31
@@ -83,12 +85,9 @@ def look_ahead() -> None:
     """Let `LLM` render ahead, if this process has one."""
     for home in _HOMES:
         mixin = getattr(sys.modules.get(home), "OfflineInferenceMixin", None)
-        if mixin is None or mixin._render_and_add_requests.__module__ == __name__:
-            continue
-        own = mixin._render_and_add_requests
+        if mixin is not None:
+            hook(mixin, "_render_and_add_requests", _render_and_add_requests)
 
-        def render_and_add(self: Any, prompts: Iterable[Any], *arguments: Any, _own: Any = own, **settings: Any) -> Any:
-            ahead = getattr(self.renderer, "render_ahead", iter)
-            return _own(self, ahead(prompts), *arguments, **settings)
 
-        mixin._render_and_add_requests = render_and_add
+def _render_and_add_requests(own: Any, llm: Any, prompts: Iterable[Any], *arguments: Any, **settings: Any) -> Any:
+    return own(llm, getattr(llm.renderer, "render_ahead", iter)(prompts), *arguments, **settings)
