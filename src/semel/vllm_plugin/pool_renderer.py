@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
@@ -100,6 +101,7 @@ class PoolRenderer(HfRenderer):  # type: ignore[misc]
         super().__init__(config, tokenizer)
         if self.mm_processor is None:
             return
+        self._committer = _committer(self.mm_processor)
         processes = num_processes(config.parallel_config._api_process_count)
         self._items = PoolItems(config.model_config, tokenizer, self._mm_executor, processes)
         self._hashing = ThreadPoolExecutor(_THREADS, "semel-hash")
@@ -232,7 +234,7 @@ class PoolRenderer(HfRenderer):  # type: ignore[misc]
             return None, missing
         work.inputs.cache = cache
         with set_default_torch_num_threads():
-            made = self.get_mm_processor().apply(work.inputs, self._mm_timing_registry.get(work.request_id))
+            made = self._committer.apply(work.inputs, self._mm_timing_registry.get(work.request_id))
         self.update_mm_cache_stats()
         return made, []
 
@@ -240,6 +242,26 @@ class PoolRenderer(HfRenderer):  # type: ignore[misc]
 def _mm_data(_: list[int], mm_data: Mapping[str, Any], *__: Any, **___: Any) -> Mapping[str, Any]:
     """Return vLLM's second argument, by place or by name."""
     return mm_data
+
+
+def _committer(processor: Any) -> Any:
+    """Return vLLM's processor, without its work on no items where none is missing: a third of a repeat's CPU here."""
+    if not hasattr(processor, "_get_mm_hashes"):  # before vLLM 0.32 these have other arguments
+        return processor
+    committer = copy(processor)
+
+    def process(mm_items: Mapping[str, Any], hf_kwargs: Mapping[str, object]) -> Any:
+        return processor._apply_hf_processor_main(mm_items, hf_kwargs) if any(mm_items.values()) else {}
+
+    def fields(hf_inputs: Any, options: Mapping[str, object]) -> Any:
+        return processor._get_mm_fields_config(hf_inputs, options) if hf_inputs else {}
+
+    def updates(mm_items: Mapping[str, Any], options: Mapping[str, object], made: Any) -> Any:
+        return processor._get_mm_prompt_updates(mm_items, options, made) if any(mm_items.values()) else {}
+
+    committer._apply_hf_processor_main, committer._get_mm_fields_config = process, fields
+    committer._get_mm_prompt_updates = updates
+    return committer
 
 
 def _hashes(processor: Any, inputs: _HashedInputs) -> Mapping[Modality, list[str]]:

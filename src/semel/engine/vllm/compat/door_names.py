@@ -67,6 +67,12 @@ DOOR_NAMES: Final[tuple[Name, ...]] = (
         since="0.32",
     ),
     *_of(
+        *("multimodal.processing", "BaseMultiModalProcessor", "no work for no items"),
+        *("_apply_hf_processor_main(mm_items, hf_kwargs)", "_get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs)"),
+        "_get_mm_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)",
+        since="0.32",
+    ),
+    *_of(
         *("multimodal.cache", "BaseMultiModalProcessorCache", "vLLM's cache with items that are made"),
         *("is_cached_item(mm_hash)", "get_and_update_item(mm_item, mm_hash)", "touch_sender_cache_item(mm_hash)"),
     ),
