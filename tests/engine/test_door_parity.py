@@ -17,11 +17,12 @@ BARE = [
     for number in range(4)
 ]
 BARE.append(Reply(fault="cannot identify image file"))
+TWICE = [*BARE, *BARE]
 
 
 def test_equal_replies_have_no_fault_though_the_renderers_hashes_are_others() -> None:
     door = [replace(reply, hashes={"image": ["another"]}) for reply in BARE]
-    row, faults = row_of("qwen2-vl", BARE, door, BARE, {"preprocessed": 3, "decodes_saved": 1})
+    row, faults = row_of("qwen2-vl", BARE, door, TWICE, {"preprocessed": 3, "decodes_saved": 1})
     assert faults == []
     assert row == "| qwen2-vl | 5 | 1 | 5 | equal | equal | 3 |"
 
@@ -37,16 +38,16 @@ def test_equal_replies_have_no_fault_though_the_renderers_hashes_are_others() ->
     ],
 )
 def test_one_part_of_one_reply_that_differs_is_found(change: Callable[[Reply], Reply]) -> None:
-    row, faults = row_of("qwen2-vl", BARE, [change(BARE[0]), *BARE[1:]], BARE, {})
+    row, faults = row_of("qwen2-vl", BARE, [change(BARE[0]), *BARE[1:]], TWICE, {})
     assert "1 differ | equal" in row
     assert faults[0].startswith("question 0, ")
 
 
 def test_a_hash_of_lazy_images_that_differs_a_missing_reply_and_equal_answers_are_found() -> None:
-    lazy = [replace(BARE[0], hashes={"image": ["x"]}), *BARE[1:]]
-    assert row_of("qwen2-vl", BARE, BARE, lazy, {})[1][0].startswith("SEMEL=images: question 0, hashes")
-    assert row_of("qwen2-vl", BARE, BARE[1:], BARE, {})[1][0] == "4 replies instead of 5"
-    assert "nothing could have failed" in row_of("qwen2-vl", BARE[:1] * 5, BARE[:1] * 5, BARE[:1] * 5, {})[1][0]
+    lazy = [*BARE, replace(BARE[0], hashes={"image": ["x"]}), *BARE[1:]]
+    assert row_of("qwen2-vl", BARE, BARE, lazy, {})[1][0].startswith("SEMEL=images: question 5, hashes")
+    assert row_of("qwen2-vl", BARE, BARE[1:], TWICE, {})[1][0] == "4 replies instead of 5"
+    assert "nothing could have failed" in row_of("qwen2-vl", BARE[:1] * 5, BARE[:1] * 5, BARE[:1] * 10, {})[1][0]
 
 
 @pytest.mark.slow
@@ -59,7 +60,7 @@ def test_every_process_asks_the_same_bytes_which_an_encoder_of_video_does_not_ma
 
 def test_a_door_that_was_shut_is_a_fault_though_all_replies_are_equal() -> None:
     def shut(family: str, **counts: int) -> list[str]:
-        return [fault for fault in row_of(family, BARE, BARE, BARE, counts)[1] if "the door was shut" in fault]
+        return [fault for fault in row_of(family, BARE, BARE, TWICE, counts)[1] if "the door was shut" in fault]
 
     assert len(shut("qwen2-vl")) == 2
     assert shut("qwen2-vl", preprocessed=1) == ["SEMEL=images: no decode was saved: the door was shut"]

@@ -1,13 +1,14 @@
 """Plain vLLM with and without the door, family by family: `scripts/families --door`.
 
-With `SEMEL=1` on an engine: prompts, placeholders, tokens and log probabilities. With `SEMEL=images`, only rendered:
-the hashes too, which the level `renderer` makes of bytes and settings instead. With `SEMEL=1` and an item cache for
-two or three items, only rendered: the tensors, and which items the engine has.
+With `SEMEL=1` on an engine: prompts, placeholders, tokens and log probabilities, and with an item cache for two or
+three items, only rendered, the tensors and which items the engine has. With `SEMEL=images`, only rendered: the hashes
+too, which the level `renderer` makes of bytes and settings instead.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,13 +32,11 @@ _SHOWN: Final = 5
 def compare_family(family: str, model: Path) -> tuple[str, list[str]]:
     """Return the row of a family, and what is wrong. Raises `NoResult` if a process writes none."""
     write_questions(family, model)
-    bare, _ = _ask(family, model, "0")
-    door, counts = _ask(family, model, "1")
-    lazy, lazy_counts = _ask(family, model, "images", "render")
-    counts["decodes_saved"] = lazy_counts.get("decodes_saved", 0)
-    row, faults = row_of(family, bare, door, lazy, counts)
-    evicted = [_ask(family, model, levels, "evict")[0] for levels in ("0", "1")]
-    return row, [*faults, *evicted_faults(*evicted)]
+    bare, door = _ask(family, model, "0"), _ask(family, model, "1")
+    lazy = _ask(family, model, "images", "render")
+    counts = {**door.counts, "decodes_saved": lazy.counts.get("decodes_saved", 0)}
+    row, faults = row_of(family, bare.replies, door.replies, lazy.replies, counts)
+    return row, [*faults, *evicted_faults(bare.evicted, door.evicted)]
 
 
 def evicted_faults(bare: list[Reply], door: list[Reply]) -> list[str]:
@@ -52,7 +51,7 @@ def row_of(
     family: str, bare: list[Reply], door: list[Reply], lazy: list[Reply], counts: dict[str, int]
 ) -> tuple[str, list[str]]:
     """Compare the replies of bare vLLM with those of the two doors."""
-    wrong, hashes = differences(bare, door, _ANSWER), differences(bare, lazy, _RENDERED)
+    wrong, hashes = differences(bare, door, _ANSWER), differences([*bare, *bare], lazy, _RENDERED)
     refused = sum(bool(reply.fault) for reply in bare)
     distinct = len({repr((reply.tokens, reply.logprobs)) for reply in bare})
     faults = [*wrong[:_SHOWN], *(f"SEMEL=images: {line}" for line in hashes[:_SHOWN])]
@@ -72,10 +71,20 @@ def _verdict(lines: list[str]) -> str:
     return f"{len(lines)} differ" if lines else "equal"
 
 
-def _ask(family: str, model: Path, levels: str, *mode: str) -> tuple[list[Reply], dict[str, int]]:
+@dataclass(frozen=True)
+class _Asked:
+    """A process's replies, those with a small item cache, and the door's counters before these."""
+
+    replies: list[Reply]
+    evicted: list[Reply]
+    counts: dict[str, int]
+
+
+def _ask(family: str, model: Path, levels: str, *mode: str) -> _Asked:
     log = model.with_suffix(".".join(("", levels, *mode, "log")))
     arguments = [family, str(model), *mode]
     told: dict[str, Any] = json.loads(
         json_of("tools.engine.door_parity", arguments, log=log, deadline_s=_DEADLINE_S, environment={"SEMEL": levels})
     )
-    return [Reply(**reply) for reply in told["replies"]], told["counts"]
+    replies, evicted = ([Reply(**reply) for reply in told[name]] for name in ("replies", "evicted"))
+    return _Asked(replies, evicted, told["counts"])

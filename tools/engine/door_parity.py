@@ -1,9 +1,9 @@
-"""One family on plain vLLM, as far as `SEMEL` says: `python -m tools.engine.door_parity FAMILY FOLDER [render|evict]`.
+"""One family on plain vLLM, as far as `SEMEL` says: `python -m tools.engine.door_parity FAMILY FOLDER [render]`.
 
-Asks everything that a family is asked, twice: the caches are emptied in between. Every kind of image file and damaged
-ones are among it, each as a new item and then as one that the cache has. With `render`, prompts are made and no engine
-starts. With `evict`, prompts are made of the files, in turns, and the item cache has room for two or three. Writes one
-line of JSON. `scripts/families --door` runs it in processes of their own and compares what they write.
+Asks everything that a family is asked. Every kind of image file and damaged ones are among it, each as a new item and
+then as one that the cache has. Then prompts are made of the files, in turns, with an item cache for two or three of
+them. With `render`, prompts are made of everything, twice, the caches are emptied in between, and no engine starts.
+Writes one line of JSON. `scripts/families --door` runs it in processes of their own and compares what they write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _ROOM: Final = 2.5
-"""The item cache of `evict`, in the largest items."""
+"""The small item cache, in the largest items."""
 _TRUNCATED: Final = 0.5
 _QUESTIONS: Final = ".questions"
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
@@ -167,7 +167,7 @@ def _digest(item: Any) -> str | None:
 
 
 async def measure(family: str, folder: str) -> list[Reply]:
-    """Start an engine and ask it everything, twice."""
+    """Start an engine and ask it everything."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -179,18 +179,10 @@ async def measure(family: str, folder: str) -> list[Reply]:
             last = result.outputs[0]
         return last
 
-    found = []
     try:
-        for _ in range(2):
-            found += [
-                await _reply(llm.renderer, question, generate) for question in read_questions(family, Path(folder))
-            ]
-            await llm.reset_mm_cache()
-            await llm.reset_prefix_cache()
-            await llm.reset_encoder_cache()
+        return [await _reply(llm.renderer, question, generate) for question in read_questions(family, Path(folder))]
     finally:
         llm.shutdown()
-    return found
 
 
 async def render(family: str, folder: str) -> list[Reply]:
@@ -236,9 +228,12 @@ async def _item_bytes(renderer: Any, question: Question) -> int:
 def main() -> None:
     """Ask the model of the command line."""
     family, folder, *mode = sys.argv[1:]
-    ways = {"render": render, "evict": evict}
-    replies = asyncio.run((ways[mode[0]] if mode else measure)(family, str(Path(folder))))
-    found = {"replies": [asdict(reply) for reply in replies], "counts": dict(COUNTS)}
+    evicted: list[Reply] = []
+    replies = asyncio.run((render if mode else measure)(family, folder))
+    counts = dict(COUNTS)
+    if not mode:
+        evicted = asyncio.run(evict(family, folder))
+    found = {"replies": [*map(asdict, replies)], "evicted": [*map(asdict, evicted)], "counts": counts}
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 
