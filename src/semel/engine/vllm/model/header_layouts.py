@@ -38,7 +38,7 @@ _FLAT: Final[tuple[Size, ...]] = ((640, 480), (333, 517))
 logger = logging.getLogger(__name__)
 
 _Count = Callable[[int, int], int]
-_Shown = list[tuple[Size, Any, Layout]]
+_Probed = list[tuple[Size, Any, Layout]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +104,27 @@ class HeaderLayouts:
         return layout
 
     def remember(self, size: Size, options: Mapping[str, object], layout: Layout) -> None:
-        """Keep the layout that processing an image has shown, if others of its size have it too."""
+        """Keep the layout that processing an image has probed, if others of its size have it too."""
         if self._proof is not None and self._proof.fault is None:
             self._known.put(_key(size, options), layout)
 
     def _prove(self) -> Proof:
-        shown: _Shown = []
+        probed: _Probed = []
         for size in _SIZES:
             try:
-                shown.append((size, *self._process(size)))
+                probed.append((size, *self._process(size)))
             except Exception as error:  # noqa: BLE001 - foreign code: a probe may be too thin for a model
                 logger.debug("the processor refuses an image of %d×%d: %r", *size, error)
-        if len(shown) < _MIN_PROBES:
-            return Proof(fault=f"the model's processor takes {len(shown)} of {len(_SIZES)} probes")
-        for size, _, layout in shown:
+        if len(probed) < _MIN_PROBES:
+            return Proof(fault=f"the model's processor takes {len(probed)} of {len(_SIZES)} probes")
+        for size, _, layout in probed:
             if size in _FLAT and (other := self._process(size, is_flat=True)[1]) != layout:
                 return Proof(fault=f"two images of {_name(size)} have {_difference(other, layout)}")
         try:
-            read = self._read_fields(*shown[0][:2])
+            read = self._read_fields(*probed[0][:2])
             faults = []
-            for count in self._counts(shown[0][0], read) if read else (None,):
-                if (fault := self._fault(shown, read, count)) is None:
+            for count in self._counts(probed[0][0], read) if read else (None,):
+                if (fault := self._fault(probed, read, count)) is None:
                     return Proof(fields=read, count=count)
                 faults.append(fault)
         except Exception as error:  # noqa: BLE001 - foreign code, which may want a whole item or a real image
@@ -165,9 +165,9 @@ class HeaderLayouts:
             yield lambda height, width: int(tokens(image_width=width, image_height=height, **own)) // per_number
         yield None
 
-    def _fault(self, shown: _Shown, read: Mapping[str, Any], count: _Count | None) -> str | None:
+    def _fault(self, probed: _Probed, read: Mapping[str, Any], count: _Count | None) -> str | None:
         """Return the first difference between the layouts of sizes and those that processing makes."""
-        for size, _, layout in shown:
+        for size, _, layout in probed:
             try:
                 computed = self._lay_out(size, read, count)
             except Exception as error:  # noqa: BLE001 - foreign code

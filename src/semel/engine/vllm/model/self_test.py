@@ -127,13 +127,15 @@ class SelfTest:
     def _feature(self, probe: _Probe) -> Feature | None:
         """Process a probe as the pools do, as a worker receives it; None if they refuse it as they would a client's."""
         try:
-            told = self.processor.lay_out_header(probe.media)
+            announced = self.processor.lay_out_header(probe.media)
             feature = self.processor.process(probe.media)
         except RequestError as error:
             logger.debug("the processor refuses %s: %s", probe.name, error)
             return None
-        if told not in (None, feature.layout):
-            raise _DifferenceError(f"the header of {probe.name} tells {told!r}, processing makes {feature.layout!r}")
+        if announced not in (None, feature.layout):
+            raise _DifferenceError(
+                f"the header of {probe.name} tells {announced!r}, processing makes {feature.layout!r}"
+            )
         received = _sent(feature)
         try:
             self.contract.check(received)
