@@ -104,7 +104,7 @@ class HeaderLayouts:
         return layout
 
     def remember(self, size: Size, options: Mapping[str, object], layout: Layout) -> None:
-        """Keep the layout that processing an image has probed, if others of its size have it too."""
+        """Keep the layout that processing an image has made, if others of its size have it too."""
         if self._proof is not None and self._proof.fault is None:
             self._known.put(_key(size, options), layout)
 
