@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel.core import Media
+from semel.core import Layout, Media
 from semel.engine.vllm.model import processor
 from semel.engine.vllm.model.header_layouts import HeaderLayouts
 from tests.engine.test_self_test import Folder
@@ -119,3 +119,18 @@ def test_a_planted_fault_is_found_at_start_and_full_processing_stays(
     assert proof.fields is None
     assert re.search(words, str(proof))
     assert ours.lay_out(picture(1000, 750)) == ours.process(picture(1000, 750)).layout
+
+
+def test_layouts_that_depend_on_pixels_are_never_remembered(
+    loaded: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, process = loaded("mistral3"), HeaderLayouts._process
+
+    def looking(self: HeaderLayouts, size: tuple[int, int], *, is_flat: bool = False) -> tuple[Any, Layout]:
+        item, layout = process(self, size, is_flat=is_flat)
+        return item, Layout(layout.token_ids[1:]) if is_flat else layout
+
+    monkeypatch.setattr(HeaderLayouts, "_process", looking)
+    assert "two images of 640×480 have" in str(ours.header_layouts.proof)
+    ours.process(picture(64, 64))
+    assert ours.lay_out_header(picture(64, 64)) is None

@@ -117,9 +117,12 @@ class HeaderLayouts:
                 logger.debug("the processor refuses an image of %d×%d: %r", *size, error)
         if len(probed) < _MIN_PROBES:
             return Proof(fault=f"the model's processor takes {len(probed)} of {len(_SIZES)} probes")
-        for size, _, layout in probed:
-            if size in _FLAT and (other := self._process(size, is_flat=True)[1]) != layout:
-                return Proof(fault=f"two images of {_name(size)} have {_difference(other, layout)}")
+        try:
+            for size, _, layout in probed:
+                if size in _FLAT and (other := self._process(size, is_flat=True)[1]) != layout:
+                    return Proof(fault=f"two images of {_name(size)} have {_difference(other, layout)}")
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return Proof(fault=f"the model's processor refuses an image of one colour: {error!r}")
         try:
             read = self._read_fields(*probed[0][:2])
             faults = []
