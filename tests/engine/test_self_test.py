@@ -40,6 +40,16 @@ class Planted:
         return self.change(self.real.process(media, {**(options or {}), **self.options}))
 
 
+@dataclass(frozen=True)
+class Announcing(Planted):
+    """A processor that announces a token more from the header than it makes, of images that are not square."""
+
+    def lay_out_header(self, media: Media, options: Mapping[str, object] | None = None) -> Layout | None:
+        feature = self.process(media, options)
+        height, width = feature.origin.shape if feature.origin else (0, 0)
+        return Layout((*feature.layout.token_ids, 5)) if height != width else feature.layout
+
+
 @pytest.fixture(scope="module")
 def bench(tiny: Folder) -> Callable[[str], SelfTest]:
     """The self-test of a family, as a worker runs it."""
@@ -132,6 +142,12 @@ def test_without_one_every_modality_is_served(bench: Callable[[str], SelfTest], 
     assert verdict.faults == {}
     assert verdict.features.keys() == test.contract.fields.keys()
     assert verdict.admitted(test.contract) == test.contract
+
+
+def test_a_header_that_announces_another_layout_is_found(bench: Callable[[str], SelfTest]) -> None:
+    test = bench("qwen2-vl")
+    fault = replace(test, processor=Announcing(test.processor)).run().faults["image"]
+    assert re.search(r"an image of 640×480 has .*, its header tells ", fault), fault
 
 
 def test_an_option_that_is_lost_is_found(bench: Callable[[str], SelfTest]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from semel.core import PROBE_BYTES, Media, Probes
-from semel.media import DecodeLimits, decode_image
+from semel.media import DecodeLimits, decode_image, size_from_header
 from semel.media.decode import audio as audio_module
 from semel.media.decode import image as image_module
 from semel.media.decode import video as video_module
@@ -64,6 +64,23 @@ def test_no_probe_is_refused() -> None:
     """Control: an error has a result too, which a mutilated file shows."""
     assert not [name for name, media in stored_media() if _is_refused(media)]
     assert _is_refused(Media("image", b"\xff\xd8 and nothing else"))
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_a_header_tells_the_size_of_the_decoded_image_or_nothing() -> None:
+    """Control: the size in a file is not always that of what is decoded, since an orientation may turn it."""
+    told, turned = Counter[str](), 0
+    for name, media in stored_media():
+        if media.modality == "image" and (size := size_from_header(media.data, DecodeLimits())) is not None:
+            assert size == decode_image(media.data, DecodeLimits()).size, name
+            file = Image.open(io.BytesIO(media.data))
+            told[file.format or ""] += 1
+            turned += size != file.size
+            assert size_from_header(media.data[:-1], DecodeLimits()) is None, name
+            assert size_from_header(media.data, DecodeLimits(max_image_pixels=size[0] * size[1] - 1)) is None, name
+    assert told.keys() == {"JPEG", "PNG", "WEBP"}
+    assert min(told.values()) > 15
+    assert turned >= 8
 
 
 def _is_refused(media: Media) -> bool:

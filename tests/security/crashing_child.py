@@ -57,6 +57,10 @@ class FaultyProcessor:
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         return self.process(media, options).layout
 
+    def lay_out_header(self, media: Media, options: Mapping[str, object] | None = None) -> Layout | None:
+        del media, options
+        return None
+
     def cut(self, media: Media) -> Pieces:
         raise NotImplementedError
 

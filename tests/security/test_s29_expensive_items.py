@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from copy import deepcopy
 
 import pytest
 
@@ -11,9 +12,10 @@ from semel.core import Media
 from semel.errors import NotReady, PromptTooLong
 from semel.fairness.queue import FairQueue
 from semel.processing.hf import HfProcessor
-from semel.processing.pool.child import tokens_from_header
+from semel.processing.pool.child import check_header, tokens_from_header
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.pool import Pool
+from semel.processing.processor import load_processor
 from tests.processing.test_pool import TARGET, Folder, picture, stopped
 from tests.waiting import until
 
@@ -114,3 +116,28 @@ def test_the_header_tells_the_tokens_of_the_layout(
     assert tokens == len(processor.process(media, options).layout.token_ids)
     assert tokens_from_header(object(), media.data, options) is None
     assert tokens_from_header(processor.processor, b"no image", options) is None
+
+
+@pytest.mark.slow
+def test_options_that_a_header_is_asked_with_do_not_reach_other_requests(tiny: Folder) -> None:
+    """HF's count writes them into the defaults of every later call; as it is used here, it does not."""
+    processor = HfProcessor.load(tiny("idefics3"), TARGET).processor
+    options, arguments = {"do_image_splitting": False}, processor.valid_processor_kwargs
+    before = deepcopy(arguments._defaults)
+    assert tokens_from_header(processor, picture(640, 480).data, options) is not None
+    assert arguments._defaults == before
+    processor._get_num_multimodal_tokens(image_sizes=[(480, 640)], **options)  # the control
+    assert arguments._defaults != before
+    arguments._defaults = before
+
+
+@pytest.mark.slow
+def test_a_generic_model_tells_its_tokens_from_the_header_too(tiny: Folder) -> None:
+    """Its HF processor tells nothing, vLLM's prompt updates over a stub do."""
+    processor = load_processor("auto", tiny("paddleocr-vl"), TARGET)
+    media = picture(640, 480)
+    tokens = len(processor.process(media).layout)
+    assert tokens_from_header(processor.hf_processor, media.data, {}) is None
+    check_header(processor, media, {}, max_tokens=tokens + 1)
+    with pytest.raises(PromptTooLong, match=f"{tokens:,} tokens"):
+        check_header(processor, media, {}, max_tokens=tokens)

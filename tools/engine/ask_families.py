@@ -23,14 +23,14 @@ from typing import Final
 
 from semel.lab.testing.models import FAMILIES, build
 from semel.processing import read_config
-from tools.engine.children import ROOT, NoResult, json_of
+from tools.engine.children import NoResult, json_of
 from tools.engine.door_families import HEAD as DOOR_HEAD
 from tools.engine.door_families import compare_family
 from tools.engine.family_parity import Parity
-from tools.engine.models_page import HEAD, replace_rows, replace_section, row_of, write_for_doctor
+from tools.engine.layouts import layouts_of
+from tools.engine.models_page import HEAD, PAGE, replace_rows, replace_section, row_of, write_for_doctor
 from tools.engine.registry import architectures, table
 
-PAGE: Final = ROOT / "docs" / "get-started" / "models.md"
 DEADLINE_S: Final = 600
 NO_ENGINE: Final = "not compared: no engine of it runs on a CPU"
 
@@ -65,7 +65,11 @@ def write_rest() -> None:
     page = PAGE.read_text()
     with tempfile.TemporaryDirectory(prefix="families-") as folder:
         configs = {family: read_config(build(family, Path(folder) / family)) for family in FAMILIES}
-    idle = {family: row_of(family, configs[family], NO_ENGINE) for family in FAMILIES if family not in runnable()}
+        idle = {
+            family: row_of(family, configs[family], NO_ENGINE, layouts_of(family, Path(folder) / family))
+            for family in FAMILIES
+            if family not in runnable()
+        }
     served = {name for config in configs.values() for name in config.get("architectures") or ()}
     others = [(name, kind) for name, kind in architectures() if name not in served]
     PAGE.write_text(replace_section(replace_rows(page, idle), "registry", table(others)))
@@ -77,7 +81,7 @@ def show(family: str, folder: Path, *, is_written: bool) -> bool:
     began = time.monotonic()
     model = build(family, folder / family)
     found = ask(family, model)
-    row = row_of(family, read_config(model), found)
+    row = row_of(family, read_config(model), found, layouts_of(family, model))
     write(row)
     faults = [found] if isinstance(found, str) else found.faults
     for fault in faults:

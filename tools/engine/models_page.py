@@ -18,7 +18,9 @@ from tools.engine.family_parity import Parity
 __all__ = [
     "DOCTOR",
     "HEAD",
+    "PAGE",
     "path_of",
+    "replace_column",
     "replace_rows",
     "replace_section",
     "row_of",
@@ -27,21 +29,27 @@ __all__ = [
 ]
 
 HEAD: Final = (
-    "| family | modalities, most in a prompt | processor | answers as bare vLLM's | control | lies | image sizes |",
-    "|---|---|---|---|---|---|---|",
+    (
+        "| family | modalities, most in a prompt | processor | answers as bare vLLM's | control | lies | image sizes "
+        "| layout from the header |"
+    ),
+    "|---|---|---|---|---|---|---|---|",
 )
 
 
-def row_of(family: str, config: Mapping[str, Any], found: Parity | str) -> str:
-    """Return the row of a family."""
+PAGE: Final = Path(__file__).parents[2] / "docs" / "get-started" / "models.md"
+
+
+def row_of(family: str, config: Mapping[str, Any], found: Parity | str, layouts: str) -> str:
+    """Return the row of a family; `layouts` says of how many sizes the header told the layout."""
     name, path = f"| {family} (`{config['model_type']}`)", path_of(config)
     if isinstance(found, str):
-        return f"{name} | | {path} | {found} | | | |"
+        return f"{name} | | {path} | {found} | | | | {layouts} |"
     modalities = ", ".join(f"{modality} {limit}" for modality, limit in found.modalities.items())
     equal = f"{found.equal} of {found.questions} with {found.items} items"
     control = "seen" if found.is_control_seen else "NOT SEEN"
     sizes = f"{found.sizes - len(found.refused_sizes)} of {found.sizes}" if found.sizes else ""
-    return f"{name} | {modalities} | {path} | {equal} | {control} | {_counted(found.lies)} | {sizes} |"
+    return f"{name} | {modalities} | {path} | {equal} | {control} | {_counted(found.lies)} | {sizes} | {layouts} |"
 
 
 def path_of(config: Mapping[str, Any]) -> str:
@@ -56,11 +64,28 @@ def _counted(lies: Mapping[str, str]) -> str:
 
 def replace_rows(page: str, rows: Mapping[str, str]) -> str:
     """Return the page with these rows, by family, in its table of families; rows of other families stay."""
+    lines, start, end = _table(page)
+    table = {**{_family(line): line for line in lines[start:end]}, **rows}
+    return "\n".join([*lines[:start], *(table[family] for family in sorted(table)), *lines[end:]]) + "\n"
+
+
+def replace_column(page: str, cells: Mapping[str, str]) -> str:
+    """Return the page with these cells, by family, in the last column of its table of families."""
+    lines, start, end = _table(page)
+    rows = {
+        family: f"{line.rpartition(' | ')[0]} | {cells[family]} |"
+        for line in lines[start:end]
+        if (family := _family(line)) in cells
+    }
+    return replace_rows(page, rows)
+
+
+def _table(page: str) -> tuple[list[str], int, int]:
+    """Return the lines of a page, and where its table of families begins and ends."""
     lines = page.splitlines()
     start = lines.index(HEAD[1]) + 1
     end = next(index for index in range(start, len(lines) + 1) if not lines[index : index + 1] or lines[index] == "")
-    table = {**{_family(line): line for line in lines[start:end]}, **rows}
-    return "\n".join([*lines[:start], *(table[family] for family in sorted(table)), *lines[end:]]) + "\n"
+    return lines, start, end
 
 
 def replace_section(page: str, name: str, lines: Iterable[str]) -> str:
@@ -103,4 +128,4 @@ def write_for_doctor(page: str) -> None:
 
 
 if __name__ == "__main__":
-    write_for_doctor((Path(__file__).parents[2] / "docs" / "get-started" / "models.md").read_text())
+    write_for_doctor(PAGE.read_text())

@@ -2,7 +2,7 @@
 
 from semel.media.decode.audio import decode_audio
 from semel.media.decode.clip_cuts import Pieces, cut_audio
-from semel.media.decode.image import decode_image
+from semel.media.decode.image import decode_image, size_from_header
 from semel.media.decode.limits import CANON, DecodeLimits
 from semel.media.decode.video import Video, VideoHeader, decode_video
 
@@ -16,4 +16,5 @@ __all__ = [
     "decode_audio",
     "decode_image",
     "decode_video",
+    "size_from_header",
 ]

@@ -18,7 +18,17 @@ from typing import Any, Final, Self
 from semel.cache import LayoutCache
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Origin, Target
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable, ServiceError
-from semel.media import DecodeLimits, Pieces, Video, VideoHeader, cut_audio, decode_audio, decode_image, decode_video
+from semel.media import (
+    DecodeLimits,
+    Pieces,
+    Video,
+    VideoHeader,
+    cut_audio,
+    decode_audio,
+    decode_image,
+    decode_video,
+    size_from_header,
+)
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
 from semel.processing.folder import read_config
@@ -98,18 +108,26 @@ class HfProcessor:
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """Return the layout of the feature that `process` would make; media that `process` refuses are refused.
 
-        An image is decoded, since what cannot be decoded has no layout. Where its size decides, the processor is asked
-        once for every size.
+        Where an image's size decides, the processor is asked once for every size. An image of a known size is not
+        decoded, unless only that tells its size.
         """
         self._check(media, options or {})
         if media.modality != "image" or not self.family.layout_from_size:
             return self.process(media, options).layout
-        decoded = self._decode(media)
-        key = (decoded.size, json.dumps(options or {}, sort_keys=True))
+        size, decoded = size_from_header(media.data, self.limits), None
+        if size is None:
+            decoded = self._decode(media)
+            size = decoded.size
+        key = (size, json.dumps(options or {}, sort_keys=True))
         if (layout := self._layouts.get(key)) is None:
-            layout = self._process(media, decoded, options or {}).layout
+            layout = self._process(media, self._decode(media) if decoded is None else decoded, options or {}).layout
             self._layouts.put(key, layout)
         return layout
+
+    def lay_out_header(self, media: Media, options: Mapping[str, object] | None = None) -> Layout | None:
+        """Return None: HF processors count tokens from sizes, not layouts."""
+        del media, options
+        return None
 
     def _check(self, media: Media, options: Mapping[str, object]) -> None:
         if media.modality not in self.modalities:

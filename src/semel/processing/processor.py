@@ -83,7 +83,13 @@ class Processor(Protocol):
         """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
-        """Return the layout of the feature that `process` would make; media that `process` refuses are refused."""
+        """Return the layout of the feature that `process` would make; media that `process` refuses are refused.
+
+        But of an image whose layout its size tells, only the header is read: damage behind it is not seen.
+        """
+
+    def lay_out_header(self, media: Media, options: Mapping[str, object] | None = None) -> Layout | None:
+        """Return the layout of `lay_out` if an image's header tells it; nothing is decoded then or otherwise."""
 
     def cut(self, media: Media) -> Pieces:
         """Return a clip in pieces that the model's encoder takes, each of which can be processed."""

@@ -95,6 +95,11 @@ class ItemProcessor(VllmProcessor):
             raise MediaUndecodable(str(error)) from error
         return Feature(modality, to_tensors(item), Layout(()), _origin(modality, items[modality], decoded))
 
+    def lay_out_header(self, media: Media, options: Mapping[str, object] | None = None) -> Layout | None:
+        """Return None: vLLM lays its items out itself."""
+        del media, options
+        return None
+
 
 def _origin(modality: Modality, items: Any, decoded: Any) -> Origin:
     """Return the sizes that vLLM sees of a medium."""

@@ -22,11 +22,12 @@ from semel.media.decode.limits import DecodeLimits
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["FORMATS", "decode_image"]
+__all__ = ["FORMATS", "decode_image", "size_from_header"]
 
 FORMATS: Final = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 _WHITE: Final = (255, 255, 255, 255)
 _WIDE_MODES: Final = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
+_WIDEST_MODES: Final = frozenset({"I", "F"})
 _GREY_STEPS: Final[Mapping[object, int]] = {"L;2": 85, "L;4": 17}
 """Distance between the greys of a 2-bit and a 4-bit PNG after conversion to 8 bits."""
 
@@ -41,12 +42,18 @@ _TURNS: Final[Mapping[object, str]] = {
 }
 """The transformation for each EXIF orientation."""
 
+_SWAPPING: Final = frozenset({"TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"})
+"""The transformations after which the width is the height."""
+
 _METADATA: Final = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif", "Raw profile type xmp")
 _TOLERATED: Final = (KeyError, SyntaxError, TypeError, ValueError, struct.error)
 """The errors that Pillow ignores in a JPEG's EXIF."""
 
 _MAX_SCANS: Final = 100
 """Maximum number of scans of a JPEG. Encoders write ten, and each costs as much as the whole image."""
+
+_ENDS: Final = (b"\xff\xd9", b"IEND\xaeB`\x82")
+"""The last bytes of a whole JPEG and of a whole PNG."""
 
 _SCAN: Final = b"\xff\xda"
 _MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker that is followed by a length, or the end
@@ -80,6 +87,38 @@ def decode_image(data: bytes, limits: DecodeLimits) -> Image.Image:
         raise MediaUndecodable(
             f"the image ({len(data):,} bytes) does not decode; send a complete {', '.join(FORMATS)} file"
         ) from None
+
+
+def size_from_header(data: bytes, limits: DecodeLimits) -> tuple[int, int] | None:
+    """Return the width and height of what `decode_image` returns, without decoding; None if only decoding tells.
+
+    A header promises pixels that may not be there. So only a file that ends as its format does is believed. Damage
+    within it shows when it is decoded.
+    """
+    from PIL import Image
+
+    try:
+        if not _is_whole(data):
+            return None
+        with _pillow_limit(limits.max_image_pixels):
+            if (canvas := _webp_canvas(data)) is not None:
+                limits.check_size(*canvas, name="image")
+            image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
+            limits.check_size(*image.size, name="image")
+            _check_scans(data)
+            is_turned_behind = b"eXIf" in data and "exif" not in image.info  # a PNG may say so after its pixels
+            if image.mode in _WIDEST_MODES or is_turned_behind:
+                return None
+            width, height = image.size
+            return (height, width) if _turn_of(image) in _SWAPPING else (width, height)
+    except Exception:  # noqa: BLE001 - decoding says what is wrong
+        return None
+
+
+def _is_whole(data: bytes) -> bool:
+    if data[:4] == b"RIFF":
+        return len(data) >= 8 + int.from_bytes(data[4:8], "little")
+    return data.endswith(_ENDS)
 
 
 @contextmanager
@@ -142,18 +181,25 @@ def _upright(image: Image.Image) -> Image.Image:
     Does not use Pillow's `exif_transpose`, which obeys XMP, or a text in a PNG, if EXIF has no orientation. Viewers and
     browsers do not.
     """
-    from PIL import ExifTags, Image
+    from PIL import Image
 
-    exif = Image.Exif()
-    with suppress(*_TOLERATED):
-        exif.load(image.info.get("exif", b""))
-    turn = _TURNS.get(exif.get(ExifTags.Base.Orientation))
+    turn = _turn_of(image)
     upright = image if turn is None else image.transpose(Image.Transpose[turn])
     for name in _METADATA:  # later readers of the image must not rotate it again
         upright.info.pop(name, None)
     with suppress(*_TOLERATED):
         upright.getexif().clear()
     return upright
+
+
+def _turn_of(image: Image.Image) -> str | None:
+    """Return the transformation that the EXIF orientation asks for; None if it is unreadable."""
+    from PIL import ExifTags, Image
+
+    exif = Image.Exif()
+    with suppress(*_TOLERATED):
+        exif.load(image.info.get("exif", b""))
+    return _TURNS.get(exif.get(ExifTags.Base.Orientation))
 
 
 def _opaque(image: Image.Image) -> Image.Image:
@@ -163,7 +209,7 @@ def _opaque(image: Image.Image) -> Image.Image:
         return image
     if image.mode in _WIDE_MODES:
         return _narrow(image)
-    if image.mode in ("I", "F"):
+    if image.mode in _WIDEST_MODES:
         raise MediaUndecodable("the image has samples of 32 bits, which viewers show differently; save it with 8 bits")
     if not image.has_transparency_data:
         return image.convert("RGB")

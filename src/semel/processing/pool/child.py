@@ -21,6 +21,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -174,6 +175,7 @@ def warm_up(processor: Processor) -> None:
         if (sample := SAMPLES.get(modality)) is None:
             continue
         try:
+            processor.lay_out_header(sample(0))  # proves now that headers tell layouts
             processor.process(sample(0))
         except Exception as error:  # noqa: BLE001 foreign code; the first request will tell its client
             logger.warning("warming up %s failed: %s", modality, str(error) or repr(error))
@@ -316,7 +318,7 @@ def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature 
             return processor.cut(Media("audio", media))
         item = Media(work.modality, media, work.mime)
         if load.max_tokens is not None and not processor.encoder_decoder:
-            check_header(processor.hf_processor, item, work.options, load.max_tokens)
+            check_header(processor, item, work.options, load.max_tokens)
         if work.only_layout:
             return Feature(work.modality, {}, processor.lay_out(item, work.options))
         return processor.process(item, work.options)
@@ -352,14 +354,17 @@ def _read(pipe: socket.socket, size: int) -> bytes:
     return data
 
 
-def check_header(processor: Any, media: Media, options: Mapping[str, object], max_tokens: int) -> None:
+def check_header(processor: Processor, media: Media, options: Mapping[str, object], max_tokens: int) -> None:
     """Refuse an image that alone has more tokens than the model takes, before a pixel is decoded (threats S29).
 
-    HF processors declare how many tokens an image of a size becomes. Where one does not, its offer is checked.
+    Its layout may be known by its size, and HF processors declare how many tokens an image of a size becomes. Where
+    neither is, its offer is checked.
     """
-    if media.modality != "image" or (tokens := tokens_from_header(processor, media.data, options)) is None:
+    if media.modality != "image":
         return
-    if tokens >= max_tokens:
+    layout = processor.lay_out_header(media, options)
+    tokens = tokens_from_header(processor.hf_processor, media.data, options) if layout is None else len(layout)
+    if tokens is not None and tokens >= max_tokens:
         raise PromptTooLong(
             f"the image alone has {tokens:,} tokens; the model takes {max_tokens:,} with the answer: send a smaller "
             "one, or lower min_pixels in mm_processor_kwargs"
@@ -372,6 +377,8 @@ def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object
 
     if (count := getattr(processor, "_get_num_multimodal_tokens", None)) is None:
         return None
+    arguments = processor.valid_processor_kwargs
+    defaults = deepcopy(arguments._defaults)
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
@@ -379,6 +386,8 @@ def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object
         return min(map(int, count(image_sizes=sizes, **options)["num_image_tokens"]))
     except Exception:  # noqa: BLE001 - foreign code, given a client's file and options: processing tells what is wrong
         return None
+    finally:
+        arguments._defaults = defaults  # most processors write the options into those of every later call
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ def lay_out(
     """Return what vLLM puts in the place of a prompt's only item; `part_of` tells which tokens are the item's own."""
     from vllm.multimodal.inputs import MultiModalKwargsItems
 
-    updates = processor._get_prompt_updates(items, options, MultiModalKwargsItems({modality: [item]}))
+    made = item if isinstance(item, MultiModalKwargsItems) else MultiModalKwargsItems({modality: [item]})
+    updates = processor._get_prompt_updates(items, options, made)
     content = next(update for update in updates if update.modality == modality).resolve(0).content
     part = part_of(content)
     mask = None if content.is_embed is None else Mask(content.is_embed(content.full)[part].tolist())

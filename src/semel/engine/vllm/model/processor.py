@@ -17,11 +17,12 @@ from typing import Any, Self
 from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
 from semel.engine.vllm.compat.versions import check_processor
 from semel.engine.vllm.model.assembly import Assembler
+from semel.engine.vllm.model.header_layouts import HeaderLayouts
 from semel.engine.vllm.model.item import lay_out, make_item, parse, to_tensors
 from semel.engine.vllm.model.prompt_rules import supported_modalities
 from semel.engine.vllm.model.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image
+from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image, size_from_header
 from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.folder import code_files, find_tokenizer, runs_code
@@ -48,6 +49,9 @@ class VllmProcessor:
     limits: DecodeLimits
     assembler: Assembler
     """Puts items into prompts; for an encoder-decoder it has no rules."""
+
+    header_layouts: HeaderLayouts
+    """Tells layouts of images from their sizes, where that is proven."""
 
     fingerprint: str
 
@@ -76,16 +80,20 @@ class VllmProcessor:
         own_config = model_config.hf_config.to_dict() if rendering.hf_overrides else config
         model_type = {**config, **(rendering.hf_overrides or {})}.get("model_type", "")
         family = family_of({**own_config, "model_type": model_type})
-        encoder_decoder = model_config.is_encoder_decoder
+        assembler = (
+            Assembler(processor, {})
+            if model_config.is_encoder_decoder
+            else Assembler.from_processor(processor, family, own_config)
+        )
+        part_of = partial(assembler.own_part, "image", family=family, config=own_config)
         return cls(
             processor=processor,
             model=get_model_architecture(model_config)[0],
             config=own_config,
             family=family,
             limits=limits or DecodeLimits(),
-            assembler=Assembler(processor, {})
-            if encoder_decoder
-            else Assembler.from_processor(processor, family, own_config),
+            assembler=assembler,
+            header_layouts=HeaderLayouts(processor, part_of),
             fingerprint=fingerprint(
                 hf_processor,
                 config,
@@ -148,24 +156,38 @@ class VllmProcessor:
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
+        self._check(media, options or {})
         modality = media.modality
-        if modality not in self.modalities:
-            raise InvalidRequest(f"this model takes no {modality}; it takes {', '.join(self.modalities)}")
-        check_options(options or {}, self.family.options, max_value=self.limits.max_image_pixels)
         decoded = self._decode(media)
         items, item = self._call(modality, decoded, options or {})
         layout = self._layout(modality, items, item, options or {})
         pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
+        if modality == "image":
+            self.header_layouts.remember(pixels.size, options or {}, layout)
         return Feature(modality, to_tensors(item), layout, to_origin(modality, pixels, options or {}, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
-        """Return the layout of the feature that `process` would make."""
+        """Return the layout of the feature that `process` would make, of an image by its header if that tells it."""
+        self._check(media, options or {})
+        if (layout := self.lay_out_header(media, options)) is not None:
+            return layout
         return self.process(media, options).layout
+
+    def lay_out_header(self, media: Media, options: Mapping[str, object] | None = None) -> Layout | None:
+        """Return the layout of an image, if its header tells it; nothing is decoded then or otherwise."""
+        if media.modality != "image" or (size := size_from_header(media.data, self.limits)) is None:
+            return None
+        return self.header_layouts.find(size, options or {})
 
     def cut(self, media: Media) -> Pieces:
         """Return a clip in pieces that the model's encoder takes, each of which can be processed."""
         extractor = self.processor.info.get_feature_extractor()
         return cut_audio(media.data, self.limits, sampling_rate=extractor.sampling_rate, max_s=extractor.chunk_length)
+
+    def _check(self, media: Media, options: Mapping[str, object]) -> None:
+        if media.modality not in self.modalities:
+            raise InvalidRequest(f"this model takes no {media.modality}; it takes {', '.join(self.modalities)}")
+        check_options(options, self.family.options, max_value=self.limits.max_image_pixels)
 
     def _decode(self, media: Media) -> Any:
         if media.modality == "image":

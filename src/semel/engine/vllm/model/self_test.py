@@ -127,10 +127,13 @@ class SelfTest:
     def _feature(self, probe: _Probe) -> Feature | None:
         """Process a probe as the pools do, as a worker receives it; None if they refuse it as they would a client's."""
         try:
+            from_header = self.processor.lay_out_header(probe.media)
             feature = self.processor.process(probe.media)
         except RequestError as error:
             logger.debug("the processor refuses %s: %s", probe.name, error)
             return None
+        if from_header not in (None, feature.layout):
+            raise _DifferenceError(f"{probe.name} has {feature.layout!r}, its header tells {from_header!r}")
         received = _sent(feature)
         try:
             self.contract.check(received)
