@@ -102,14 +102,14 @@ class ItemDelivery:
             return self._llm.input_processor.process_inputs(submission.request_id, prompt, params, tasks)
 
     def shortest_prompt(self, features: Mapping[Digest, Feature]) -> Prompt:
-        """Return the shortest prompt that has these items, each with a token after it: Qwen3-Omni wants one."""
+        """Return the shortest prompt that has these items."""
         items = tuple(Item(feature.modality, digest) for digest, feature in features.items())
         token_ids: list[int] = []
         places: list[Placeholder] = []
         for feature in features.values():
             layout = feature.layout
             places.append(Placeholder(len(token_ids), len(layout), layout.mask))
-            token_ids += (*layout.token_ids, _TEXT)
+            token_ids += layout.token_ids
         if self._model.is_encoder_decoder:
             return Prompt(tuple(token_ids[:1]), Timeline.encoder(places), items, encoder_token_ids=tuple(token_ids))
         return Prompt(tuple(token_ids), Timeline.decoder(places), items)
