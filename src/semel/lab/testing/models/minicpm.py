@@ -1,9 +1,8 @@
-"""A tiny model of MiniCPM-V 2.6: an image whole and in slices, whose item is a list of tensors of different widths.
+"""A tiny model of MiniCPM-V 4.5: an image whole and in slices, a video frame by frame, each a tensor of its own width.
 
 Its configuration and its image processor come with the model (`--trust-remote-code`), vLLM has the rest. The published
 image processor is on the hub only; the one here cuts by transformers' class of MiniCPM-V 4.6, which has the same grids,
-and returns what vLLM reads of the older one. Videos are off: vLLM 0.32 cuts their frames into slices for which it
-leaves no room in a prompt.
+and returns what vLLM reads of the older one.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _PROCESSOR = {
     "scale_resolution": _SLICE_SIDE,
 }
 _CONFIGURATION = '''\
-"""The configuration of MiniCPM-V 2.6."""
+"""The configuration of MiniCPM-V 4.5."""
 
-from transformers import Qwen2Config, SiglipVisionConfig
+from transformers import Qwen3Config, SiglipVisionConfig
 
 
-class MiniCPMVConfig(Qwen2Config):
+class MiniCPMVConfig(Qwen3Config):
     model_type = "minicpmv"
 
     def __init__(self, vision_config=None, **kwargs):
@@ -56,12 +55,12 @@ class MiniCPMVConfig(Qwen2Config):
         self.vision_config = SiglipVisionConfig(**(vision_config or {}))
 '''
 _PROCESSING = '''\
-"""The processor of MiniCPM-V 2.6, as vLLM has it."""
+"""The processor of MiniCPM-V 4.5, as vLLM has it."""
 
 from vllm.transformers_utils.processors.minicpmv import MiniCPMVProcessor
 '''
 _IMAGE_PROCESSING = '''\
-"""The image processor of MiniCPM-V 2.6: of each image the whole and its slices, each a tensor of its own."""
+"""The image processor of MiniCPM-V 4.5: of each image the whole and its slices, each a tensor of its own."""
 
 import torch
 from transformers import BatchFeature, MiniCPMV4_6ImageProcessor
@@ -85,16 +84,22 @@ class MiniCPMVImageProcessor(MiniCPMV4_6ImageProcessor):
         mark = f"<image_id>{image_idx}</image_id>" if use_image_id else ""
         return mark + f"<image>{features}</image>" + "\\n".join([f"<slice>{features}</slice>" * columns] * rows)
 
-    def preprocess(self, images, do_pad=True, max_slice_nums=None, return_tensors=None, **kwargs):
-        pixels, sizes, grids = [], [], []
-        for (image,) in images:
-            most = max_slice_nums or self.max_slice_nums
-            made = super().preprocess([image], max_slice_nums=most, return_tensors="pt")
-            grids.append(made["target_sizes"].to(torch.int32))
-            widths = (grids[-1].prod(-1) * self.patch_size).tolist()
-            pixels.append(list(made["pixel_values"][0].split(widths, dim=-1)))
-            sizes.append([(image.width, image.height)])
-        return BatchFeature({"pixel_values": pixels, "image_sizes": sizes, "tgt_sizes": grids})
+    def preprocess(self, images, do_pad=True, return_tensors=None, **kwargs):
+        made = [[self.slices(image) for image in own] for own in images]
+        return BatchFeature(
+            {
+                "pixel_values": [[one for pixels, _, _ in own for one in pixels] for own in made],
+                "image_sizes": [[size for _, size, _ in own] for own in made],
+                "tgt_sizes": [torch.vstack([grids for _, _, grids in own]) for own in made],
+            }
+        )
+
+    def slices(self, image):
+        made = super().preprocess([image], return_tensors="pt")
+        grids = made["target_sizes"].to(torch.int32)
+        widths = (grids.prod(-1) * self.patch_size).tolist()
+        size = image.shape[1::-1] if hasattr(image, "shape") else image.size  # frames are arrays
+        return made["pixel_values"][0].split(widths, dim=-1), size, grids
 '''
 
 
@@ -103,6 +108,7 @@ def _config(id_of: IdOf) -> Any:
         _MAX_POSITIONS,
         bos=id_of("<|im_start|>"),
         eos=id_of("<|im_end|>"),
+        head_dim=64,
         rms_norm_eps=NORM_EPSILON,
         tie_word_embeddings=False,
     )
@@ -112,7 +118,7 @@ def _config(id_of: IdOf) -> Any:
             "architectures": ["MiniCPMV"],
             "auto_map": {"AutoConfig": "configuration_minicpm.MiniCPMVConfig"},
             "model_type": "minicpmv",
-            "version": 2.6,
+            "version": 4.5,
             "query_num": _QUERIES,
             "image_size": _SLICE_SIDE,
             "max_slice_num": _MAX_SLICES,
@@ -131,7 +137,7 @@ def _config(id_of: IdOf) -> Any:
 
 def _shapes(config: JsonConfig) -> Shapes:
     """Return the tensors of the published checkpoints: transformers has no class for them, but for the text model."""
-    from transformers import Qwen2Config
+    from transformers import Qwen3Config
 
     size, wide = _TOWER_SIZE, HIDDEN_SIZE
     shapes: dict[str, tuple[int, ...]] = {
@@ -158,7 +164,7 @@ def _shapes(config: JsonConfig) -> Shapes:
             **_linear(name + "mlp.fc2", size, 2 * size),
         }
     values = {name: value for name, value in config.values.items() if name not in ("model_type", "vision_config")}
-    text = weights.of_class("Qwen2ForCausalLM")(Qwen2Config(**values))
+    text = weights.of_class("Qwen3ForCausalLM")(Qwen3Config(**values))
     return shapes | {f"llm.{name}": shape for name, shape in text.items()}
 
 
@@ -176,7 +182,7 @@ FAMILIES = (
         named_tokens=_NAMED,
         end="<|im_end|>",
         pad="<|endoftext|>",
-        chat_template=chat_template({"image": "(<image>./</image>)\n"}, **CHATML),
+        chat_template=chat_template({"image": "(<image>./</image>)\n", "video": "(<video>./</video>)\n"}, **CHATML),
         gains={
             "vpm.embeddings.p*.weight": 2.0,
             "vpm.*.q_proj.weight": 1.5,
@@ -193,9 +199,6 @@ FAMILIES = (
             "image_processing_minicpmv.py": _IMAGE_PROCESSING,
             "processing_minicpmv.py": _PROCESSING,
         },
-        serving=Serving(
-            max_items={"image": 4},
-            flags=("--trust-remote-code", "--limit-mm-per-prompt", '{"image": 4, "video": 0}'),
-        ),
+        serving=Serving(max_items={"image": 4, "video": 2}, flags=("--trust-remote-code",)),
     ),
 )
