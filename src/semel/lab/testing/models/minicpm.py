@@ -2,7 +2,7 @@
 
 Its configuration and its image processor come with the model (`--trust-remote-code`), vLLM has the rest. The published
 image processor is on the hub only; the one here cuts by transformers' class of MiniCPM-V 4.6, which has the same grids,
-and returns what vLLM reads of the older one.
+and returns what vLLM reads of the older one. An image has its number among its tokens, so that a prompt takes only one.
 """
 
 from __future__ import annotations
@@ -199,6 +199,6 @@ FAMILIES = (
             "image_processing_minicpmv.py": _IMAGE_PROCESSING,
             "processing_minicpmv.py": _PROCESSING,
         },
-        serving=Serving(max_items={"image": 4, "video": 2}, flags=("--trust-remote-code",)),
+        serving=Serving(max_items={"image": 1, "video": 2}, flags=("--trust-remote-code",)),
     ),
 )
