@@ -24,17 +24,17 @@ def allow_bare_items(model: Any) -> None:
     if compute is None:
         return
 
-    def compute_with_text(token_ids: Sequence[int], features: Sequence[Any]) -> tuple[Any, int]:
+    def compute_with_text(input_tokens: Sequence[int], mm_features: Sequence[Any]) -> tuple[Any, int]:
         try:
-            found: tuple[Any, int] = compute(token_ids, features)
+            found: tuple[Any, int] = compute(input_tokens, mm_features)
         except RuntimeError:
-            ends = _bare_ends(len(token_ids), features)
+            ends = _bare_ends(len(input_tokens), mm_features)
             if not ends:
                 raise
-            positions, _ = compute(*_with_text(token_ids, features, ends))
+            positions, _ = compute(*_with_text(input_tokens, mm_features, ends))
             added = {end + index for index, end in enumerate(ends)}
             kept = positions[:, [index for index in range(positions.shape[1]) if index not in added]]
-            return kept, int(kept.max()) + 1 - len(token_ids)
+            return kept, int(kept.max()) + 1 - len(input_tokens)
         return found
 
     model.get_mrope_input_positions = compute_with_text
