@@ -10,18 +10,21 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from semel.core import Contract, Feature, Field, Layout, Modality, Origin, Target
+from semel.core import Contract, Digest, Feature, Field, Layout, Modality, Origin, Target
 from semel.engine.vllm.model.fields import ItemFields
 from semel.engine.vllm.model.item import make_item, make_stub, parse, to_tensors
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.model.processor import VllmProcessor
+from semel.engine.vllm.model.self_test import _sent
 from semel.errors import ConfigError, FeatureRejected
+from semel.interchange.safetensors import FeatureEntry, read, write
 from semel.media.decode.warmup_media import SAMPLES
 from semel.processing import Family, from_torch
 from semel.processing.hf import HfProcessor
 
 Folder = Callable[[str], Path]
 TARGET = Target("float32")
+DIGEST = Digest(bytes(Digest.size))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -127,9 +130,58 @@ class TestNumbers:
         fields = ItemFields.from_items([item, item])
         assert fields.build(Feature("video", to_tensors(item), Layout((1,))))["counts"].data == [3, 4]
 
-    def test_what_is_neither_is_told_by_its_name(self) -> None:
-        with pytest.raises(ConfigError, match="field slices of an item is a list"):
-            ItemFields.from_items([{"slices": _Element([np.zeros(1)])}])
+    def test_rows_of_numbers_arrive_as_rows(self) -> None:
+        item = {"sizes": _Element([(640, 480)])}
+        fields = ItemFields.from_items([item, item])
+        assert str(fields.fields["sizes"]) == "int64[1, 2]"
+        assert fields.build(Feature("image", to_tensors(item), Layout((1,))))["sizes"].data == [[640, 480]]
+
+    @pytest.mark.parametrize("data", [[np.zeros(1)], [[1], [2, 3]], ["a"]])
+    def test_what_is_neither_is_told_by_its_name(self, data: Any) -> None:
+        with pytest.raises(ConfigError, match="the field slices of an item"):
+            ItemFields.from_items([{"slices": _Element(data)}])
+
+
+class TestTensors:
+    """Fields that are several tensors, as the slices of an image of MiniCPM-V."""
+
+    @pytest.fixture
+    def slices(self) -> list[Any]:
+        import torch
+
+        return [torch.arange(12.0).reshape(2, 6), torch.arange(8.0).reshape(2, 4)]
+
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_they_travel_as_their_elements_and_shapes_and_arrive_as_they_were(
+        self, slices: list[Any], kind: type[Any]
+    ) -> None:
+        items = [{"pixels": _Element(kind(slices))}, {"pixels": _Element(kind(slices[:1]))}]
+        fields = ItemFields.from_items(items)
+        expected = {"pixels": "float32[*]", "pixels.shapes": "int64[*, 2]"}
+        assert {name: str(field) for name, field in fields.fields.items()} == expected
+        sent = _sent(Feature("image", to_tensors(items[0]), Layout((1,))))
+        (entry,) = read(memoryview(b"".join(write({DIGEST: sent}))))
+        assert isinstance(entry, FeatureEntry)
+        data = fields.build(entry.feature)["pixels"].data
+        assert type(data) is kind
+        assert [one.shape for one in data] == [one.shape for one in slices]
+        assert all(one.equal(other) for one, other in zip(data, slices, strict=True))
+
+    @pytest.mark.parametrize("shapes", [[[2, 6], [2, 5]], [[-2, -6], [2, 4]], [[1 << 62, 4], [2, 4]], []])
+    def test_shapes_that_do_not_use_up_the_elements_are_refused_S9(
+        self, slices: list[Any], shapes: list[list[int]]
+    ) -> None:
+        import torch
+
+        item = {"pixels": _Element(slices)}
+        false = {"pixels.shapes": from_torch(torch.tensor(shapes, dtype=torch.int64).reshape(-1, 2))}
+        feature = Feature("image", {**to_tensors(item), **false}, Layout((1,)))
+        with pytest.raises(FeatureRejected, match="pixels has 20 elements, and its shapes are"):
+            ItemFields.from_items([item, item]).build(feature)
+
+    def test_those_of_different_ranks_are_not_carried(self, slices: list[Any]) -> None:
+        with pytest.raises(ConfigError, match="pixels of an item differ in dtype or rank"):
+            to_tensors({"pixels": _Element([slices[0], slices[0][0]])})
 
 
 @pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava", "qwen2-audio", "qwen2-vl", "whisper"])

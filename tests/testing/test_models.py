@@ -25,7 +25,7 @@ QUICK = ("qwen2-vl", "whisper")
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 """Building all of them takes a minute."""
 
-OF_VLLM = ("deepseek-vl2", "internvl-chat")
+OF_VLLM = ("deepseek-vl2", "internvl-chat", "minicpm-v")
 """Those whose configuration or processor is not in transformers."""
 
 WITHOUT_WEIGHTS = ("deepseek-vl2", "gemma3n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from semel.core import Digest, Feature, Modality, Prompt, Submission, Timeline, hash_parts
@@ -81,7 +82,9 @@ class Warmup:
     async def _generate(self, modality: Modality, feature: Feature) -> None:
         """Generate a token from an item: if the engine dies of that, it dies before it is ready."""
         items = {_digest(modality): feature}
-        submission = Submission(f"warm-{modality}", self._delivery.shortest_prompt(items), items, ONE_TOKEN)
+        prompt = self._delivery.shortest_prompt(items)
+        prompt = replace(prompt, token_ids=(*prompt.token_ids, 0))  # an item at the end ends Qwen3-Omni
+        submission = Submission(f"warm-{modality}", prompt, items, ONE_TOKEN)
         try:
             async for _ in await self._engine.submit(submission):
                 pass

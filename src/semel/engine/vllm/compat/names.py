@@ -420,7 +420,11 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of(
         *("v1.worker.gpu_worker", "Worker", "the worker"),
         *("model_runner", "use_v2_model_runner", "init_device", "execute_model(scheduler_output)"),
-        "sample_tokens(grammar_output)",
+        *("sample_tokens(grammar_output)", "get_model"),
+    ),
+    *_of(
+        *("model_executor.models.interfaces", "SupportsMRoPE", "prompts in which no text follows an item"),
+        "get_mrope_input_positions(input_tokens, mm_features)",
     ),
     *_of(
         *("v1.worker.gpu_model_runner", "GPUModelRunner", "items that do not fit, seeds on a CPU"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from semel.core import Feature, Field, Tensor
-from semel.engine.vllm.model.item import to_tensors
+from semel.engine.vllm.model.item import has_tensors, shapes_name, to_tensors, unpack
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import to_torch
 
@@ -26,8 +26,11 @@ class _Prototype:
     field: Any
     """vLLM's own, without the slices of a batch: serialising k items of one batch would cost k²."""
 
-    is_tensor: bool
-    """Or else a number, or a list of them."""
+    sequence: type[list[Any] | tuple[Any, ...]] | None
+    """The kind of the data if it is a list or a tuple, of tensors or of numbers."""
+
+    has_tensors: bool
+    """Or else it is a number, or a list of them."""
 
     @classmethod
     def from_element(cls, element: Any) -> Self:
@@ -36,11 +39,17 @@ class _Prototype:
             field = dataclasses.replace(field, slices=[])
         if hasattr(field, "batch_size"):
             field = dataclasses.replace(field, batch_size=1)
-        return cls(field, hasattr(element.data, "numel"))
+        sequence = next((kind for kind in (list, tuple) if isinstance(element.data, kind)), None)
+        return cls(field, sequence, hasattr(element.data, "numel") or has_tensors(element.data))
 
-    def to_data(self, tensor: Tensor) -> Any:
-        values = to_torch(tensor)
-        return values if self.is_tensor else values.tolist()
+    def to_data(self, name: str, tensors: Mapping[str, Tensor]) -> Any:
+        """Return a field's data as the processor makes it."""
+        values = to_torch(tensors[name])
+        if not self.has_tensors:
+            return values.tolist() if self.sequence is None else self.sequence(values.tolist())
+        if self.sequence is None:
+            return values
+        return self.sequence(unpack(name, values, to_torch(tensors[shapes_name(name)]).tolist()))
 
     def to_batch(self, data: Any) -> Any:
         """Return a field's data as the HF processor returns it for one item alone."""
@@ -48,7 +57,7 @@ class _Prototype:
 
         if not isinstance(self.field, MultiModalBatchedField):
             return data
-        return data.unsqueeze(0) if self.is_tensor else [data]
+        return data.unsqueeze(0) if self.has_tensors and self.sequence is None else [data]
 
 
 class ItemFields:
@@ -73,7 +82,7 @@ class ItemFields:
         tensors = [to_tensors(item) for item in items]
         return cls(
             prototypes,
-            {name: _field(name, [one[name] for one in tensors]) for name in prototypes},
+            {name: _field(name, [one[name] for one in tensors]) for name in tensors[0]},
             {name: bytes(tensors[0][name].data) for name in prototypes if _is_constant(first[name], name, tensors)},
         )
 
@@ -86,7 +95,7 @@ class ItemFields:
                 raise FeatureRejected(f"{name} is the same for all of this model's items, the feature has another")
         return MultiModalKwargsItem(
             {
-                name: MultiModalFieldElem(data=prototype.to_data(feature.tensors[name]), field=prototype.field)
+                name: MultiModalFieldElem(data=prototype.to_data(name, feature.tensors), field=prototype.field)
                 for name, prototype in self._prototypes.items()
             }
         )

@@ -7,15 +7,28 @@ of its medium: sizes, lengths and times, never pixels. A stub has these and take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.core import Layout, Mask, Modality, Origin, Tensor
 from semel.errors import ConfigError, FeatureRejected
 from semel.processing import from_torch
 
-__all__ = ["lay_out", "make_item", "make_items", "make_stub", "parse", "to_tensors"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "has_tensors",
+    "lay_out",
+    "make_item",
+    "make_items",
+    "make_stub",
+    "parse",
+    "shapes_name",
+    "to_tensors",
+    "unpack",
+]
 
 _MAX_SHAPES: Final[Mapping[Modality, tuple[int, ...]]] = {
     "image": (1 << 17, 1 << 17),
@@ -66,8 +79,37 @@ def lay_out(
 
 
 def to_tensors(item: Any) -> Mapping[str, Tensor]:
-    """Return an item's data by the names of its fields, which are sorted; a list of numbers becomes a tensor."""
-    return {name: from_torch(_as_tensor(name, item[name].data)) for name in sorted(item)}
+    """Return an item's data by the names of its fields, which are sorted.
+
+    Numbers become a tensor. Several tensors, as the slices of an image, become two: their elements and their shapes.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(item):
+        if has_tensors(data := item[name].data):
+            tensors |= _pack(name, data)
+        else:
+            tensors[name] = from_torch(_as_tensor(name, data))
+    return tensors
+
+
+def has_tensors(data: Any) -> bool:
+    """Return whether a field's data is several tensors."""
+    import torch
+
+    return isinstance(data, list | tuple) and bool(data) and all(isinstance(one, torch.Tensor) for one in data)
+
+
+def shapes_name(name: str) -> str:
+    """Return the name under which the shapes of a field's several tensors travel."""
+    return f"{name}.shapes"
+
+
+def unpack(name: str, elements: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Return the tensors of these shapes, as views of all their elements; the reverse of what `to_tensors` does."""
+    sizes = [prod(shape) for shape in shapes]
+    if not sizes or any(side < 0 for shape in shapes for side in shape) or sum(sizes) != elements.numel():
+        raise FeatureRejected(f"{name} has {elements.numel():,} elements, and its shapes are {str(shapes)[:200]}")
+    return [part.reshape(tuple(shape)) for part, shape in zip(elements.split(sizes), shapes, strict=True)]
 
 
 def make_stub(modality: Modality, origin: Origin) -> Any:
@@ -84,22 +126,42 @@ def make_stub(modality: Modality, origin: Origin) -> Any:
     return pixels if origin.metadata is None else (pixels, dict(origin.metadata))
 
 
-def _as_tensor(name: str, data: Any) -> Any:
+def _pack(name: str, data: Sequence[torch.Tensor]) -> Mapping[str, Tensor]:
+    import torch
+
+    kinds = {(one.dtype, one.ndim) for one in data}
+    if len(kinds) > 1:
+        raise ConfigError(f"the tensors in the field {name} of an item differ in dtype or rank: {kinds}")
+    elements = torch.cat([one.reshape(-1) for one in data])
+    shapes = torch.tensor([tuple(one.shape) for one in data], dtype=torch.int64)
+    return {name: from_torch(elements), shapes_name(name): from_torch(shapes)}
+
+
+def _as_tensor(name: str, data: Any) -> torch.Tensor:
     import torch
 
     if isinstance(data, torch.Tensor):
         return data
-    if isinstance(data, int | float) or _is_numbers(data):
-        return torch.tensor(data, dtype=torch.int64 if _are_whole(data) else torch.float64)
+    if (numbers := _numbers(data)) is not None:
+        is_whole = all(isinstance(number, int) for number in numbers)
+        try:
+            return torch.tensor(data, dtype=torch.int64 if is_whole else torch.float64)
+        except ValueError as error:  # rows of different lengths
+            raise ConfigError(f"the field {name} of an item cannot be carried: {error}") from None
     raise ConfigError(
-        f"the field {name} of an item is a {type(data).__name__}; semel carries tensors and lists of numbers"
+        f"the field {name} of an item is a {type(data).__name__}; semel carries tensors, lists of them, and numbers"
     )
 
 
-def _is_numbers(data: Any) -> bool:
-    """Return whether a field's data is a list of numbers."""
-    return isinstance(data, list | tuple) and all(isinstance(number, int | float) for number in data)
-
-
-def _are_whole(data: Any) -> bool:
-    return all(isinstance(number, int) for number in (data if isinstance(data, list | tuple) else (data,)))
+def _numbers(data: Any) -> list[int | float] | None:
+    """Return all numbers of a field's data, in lists of lists at most; None if it has anything else."""
+    if isinstance(data, int | float):
+        return [data]
+    if not isinstance(data, list | tuple):
+        return None
+    found: list[int | float] = []
+    for one in data:
+        if (numbers := _numbers(one)) is None:
+            return None
+        found += numbers
+    return found

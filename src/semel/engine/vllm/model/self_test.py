@@ -159,7 +159,8 @@ class SelfTest:
                 raise _DifferenceError(f"{key} of {name} is {ours[key]!r}, vLLM's is {theirs[key]!r}")
             if bytes(ours[key].data) != bytes(theirs[key].data):
                 raise _DifferenceError(f"{key} of {name} is {ours[key]!r}, as vLLM's, but has other values")
-            if type(built[key].data) is not type(own[key].data) or type(built[key].field) is not type(own[key].field):
+        for key, element in own.items():
+            if type(built[key].data) is not type(element.data) or type(built[key].field) is not type(element.field):
                 raise _DifferenceError(f"{key} of {name} is of another kind than vLLM's")
 
     def _compare_prompts(self, features: Sequence[Feature], media: Sequence[Any]) -> None:

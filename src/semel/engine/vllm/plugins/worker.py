@@ -32,6 +32,7 @@ from semel.engine.vllm.compat.internals import (
 )
 from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, create_guard
 from semel.engine.vllm.plugins.lazy_transfer import LateItems
+from semel.engine.vllm.plugins.rope_positions import allow_bare_items
 from semel.engine.vllm.tier.config import has_tier
 
 __all__ = ["GuardedWorker", "LazyTransferWorker", "receive", "resting_generators"]
@@ -55,7 +56,9 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model into the model runner."""
         super().load_model(*args, **kwargs)
-        self._guard = self._guard or create_guard(self, outlives_errors=current_platform.is_cpu())
+        if self._guard is None:
+            allow_bare_items(self.get_model())
+            self._guard = create_guard(self, outlives_errors=current_platform.is_cpu())
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step."""

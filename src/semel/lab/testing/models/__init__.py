@@ -24,6 +24,7 @@ from semel.lab.testing.models import (
     internvl,
     lfm2,
     llava,
+    minicpm,
     mistral,
     omni,
     paddleocr,
@@ -37,7 +38,7 @@ from semel.lab.testing.models.declaration import Serving, TinyModel
 __all__ = ["FAMILIES", "Serving", "TinyModel", "build"]
 
 _KIN = (
-    *(cohere, deepseek, gemma, gemma3, glm, idefics3, internvl, lfm2, llava, mistral, omni, paddleocr),
+    *(cohere, deepseek, gemma, gemma3, glm, idefics3, internvl, lfm2, llava, minicpm, mistral, omni, paddleocr),
     *(qwen2_audio, qwen2_vl, qwen3, whisper),
 )
 
