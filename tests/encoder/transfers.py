@@ -18,7 +18,8 @@ from semel.encoder.host_cache import HostCache, Slot
 from semel.encoder.transfers import Load, Report, Save, Saved, Step, Transfers
 
 KEYS = range(5)
-PATIENCE = 4
+BESIDE = 4
+"""Steps during which a copy goes on at most."""
 FATES = ["arrives"] * 6 + ["doubled", "lost"]
 
 
@@ -54,6 +55,8 @@ class Rank:
     copies: list[Copy] = field(default_factory=list)
     """Those that go on beside the steps."""
     ran: int = 0
+    begun: int = 0
+    """The number of its last step with copies."""
 
 
 class World:
@@ -70,8 +73,7 @@ class World:
     ) -> None:
         self.is_async = is_async
         self.host_cache = host_cache_class(blocks)
-        patience = PATIENCE if is_async else None
-        self.transfers = transfers_class(self.host_cache, ranks=ranks, patience=patience, adopts=not is_async)
+        self.transfers = transfers_class(self.host_cache, ranks=ranks)
         self.memory: list[Content | None] = [None] * blocks
         self.ranks = [Rank(number) for number in range(ranks)]
         self.mail: list[Report] = []
@@ -79,9 +81,7 @@ class World:
         self.planned = 0
 
     def is_late(self, rank: Rank) -> bool:
-        """Copies beside the steps are over before anyone loses patience."""
-        late = self.planned - PATIENCE
-        return rank.ran < late or any(copy.step <= late for copy in rank.copies)
+        return rank.ran < self.planned - BESIDE
 
     def catch_up(self) -> None:
         for rank in self.ranks:
@@ -93,9 +93,10 @@ class World:
     def run(self, rank: Rank) -> None:
         step, era, fails = rank.queue.pop(0)
         rank.ran += 1
-        copies = [Copy(rank.ran, key, load, era) for key, load in step.loads.items()]
+        rank.begun = step.number or rank.begun
+        copies = [Copy(step.number, key, load, era) for key, load in step.loads.items()]
         if rank.number == 0 and not fails:
-            copies += [Copy(rank.ran, key, save, era) for key, save in step.saves.items()]
+            copies += [Copy(step.number, key, save, era) for key, save in step.saves.items()]
         if self.is_async:
             rank.copies += copies
             return
@@ -110,10 +111,11 @@ class World:
         """A copy that went on beside the steps has ended."""
         copy = rank.copies.pop(place)
         self.copy(rank, copy)
+        closed = min((one.step for one in rank.copies), default=rank.begun + 1) - 1
         if isinstance(copy.plan, Save):
-            self.mail.append(Report(rank.number, saved=(Saved(copy.plan.transfer, copy.key),)))
+            self.mail.append(Report(rank.number, closed, saved=(Saved(copy.plan.transfer, copy.key),)))
         else:
-            self.mail.append(Report(rank.number, loaded=(copy.plan.transfer,)))
+            self.mail.append(Report(rank.number, closed, loaded=(copy.plan.transfer,)))
 
     def copy(self, rank: Rank, copy: Copy) -> None:
         blocks = blocks_of(copy.plan.extents)
@@ -221,8 +223,9 @@ class ByKey(Transfers):
 class Impatient(Transfers):
     """A save is given up after one step."""
 
-    def _give_up(self) -> None:
+    def plan(self, encodes: object, scheduled: object) -> Step:
         self._cancel_until(self._step - 2)
+        return super().plan(encodes, scheduled)  # type: ignore[arg-type]
 
 
 class RoomFirst(Transfers):

@@ -43,12 +43,15 @@ class Start:
     """Host memory for encoder outputs."""
     staging_bytes: int = 0
     """How much of it is for those that are fetched."""
+    has_own_memory: bool = False
+    """True if the engine makes the memory, as on a GPU."""
 
     def tier(self, region: str) -> TierConfig | None:
         """The memory, in this file."""
         if not self.staging_bytes:
             return TierConfig(self.tier_bytes, region) if self.tier_bytes else None
-        return TierConfig(self.tier_bytes, region, page=TierPage.create().path, staging=self.staging_bytes)
+        memory = None if self.has_own_memory else region
+        return TierConfig(self.tier_bytes, memory, page=TierPage.create().path, staging=self.staging_bytes)
 
 
 @dataclass(frozen=True)

@@ -262,60 +262,6 @@ def test_what_is_saved_in_pieces_is_loaded_bit_by_bit(dtype: str) -> None:
     assert tensors["x"].equal(output)
 
 
-def test_copies_on_a_gpu_are_those_of_vllms_own_worker_by_the_number_of_each(tmp_path: Path) -> None:
-    """The calls only: nothing here ran on a GPU."""
-    import torch
-
-    from semel.encoder.transfers import Load, Save
-    from semel.encoder.transfers import Step as Copied
-    from semel.engine.vllm.tier.copies import DeviceCopies
-
-    class Worker:
-        """vLLM's `ECCPUWorker`, whose copies end when it is told."""
-
-        def __init__(self) -> None:
-            self.saved: dict[str, Any] = {}
-            self.loaded: dict[str, Any] = {}
-            self.ended: Any = None
-            self._region = SimpleNamespace(_is_creator=True, _mmap_path=str(tmp_path / "region"))
-
-        def save_caches(self, encoder_cache: Any, mm_hash: str, connector_metadata: Any) -> None:
-            self.saved[mm_hash] = (encoder_cache[mm_hash], connector_metadata.saves)
-
-        def start_load_caches(self, encoder_cache: Any, connector_metadata: Any) -> None:
-            self.loaded = connector_metadata.loads
-            encoder_cache.update(dict.fromkeys(connector_metadata.loads))
-
-        def flush_saves(self) -> None: ...
-
-        def build_connector_worker_meta(self) -> Any:
-            ended, self.ended = self.ended, None
-            return ended
-
-    worker = Worker()
-    copies = DeviceCopies(worker, BLOCK_BYTES, 0, torch.float32)
-    output = torch.ones(3, WIDTH)
-    tensors: dict[str, Any] = {}
-    step = Copied(4, {"x": Save(7, 3, ((1, 2), (5, 1)))}, {"y": Load(8, ((9, 2),), (2, WIDTH, "torch.float32"))})
-    copies.load(step, tensors)
-    copies.save(step, "x", output)
-    copies.save(step, "unknown", output)
-    assert worker.loaded == {"y": (8, [9, 10], (2, WIDTH))}
-    assert list(worker.saved) == ["7"]
-    assert worker.saved["7"][1] == {"7": [1, 2, 5]}
-    (tmp_path / "region").touch()
-    begun = copies.report(step)
-    assert not (tmp_path / "region").exists(), "all have mapped it: its name goes"
-    assert begun is not None, "bytes that were loaded are told"
-    assert (begun.report.saved, begun.report.loaded, begun.report.closed) == ((), (), 0)
-    worker.ended = SimpleNamespace(completed_saves=["7"], completed_loads=[8])
-    ended = copies.report(Copied())
-    assert ended is not None
-    assert [(one.transfer, one.form) for one in ended.report.saved] == [(7, (3, WIDTH, "torch.float32"))]
-    assert ended.report.loaded == (8,)
-    assert copies.report(Copied()) is None
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -28,6 +28,7 @@ TIER_ROWS = 65
 """Room for six items of the ten that come."""
 STAGING_ROWS = 33
 """Room for three more that were fetched."""
+NBYTES = (TIER_ROWS + STAGING_ROWS) * BLOCK_BYTES
 FORM: Form = (ROWS, WIDTH, "torch.float32")
 
 
@@ -39,18 +40,20 @@ class Tiered:
     """A scheduler with the tier, stepped by hand, and the ranks of its engine."""
 
     def __init__(
-        self, stepper: Stepper, ranks: int, region: str, page: TierPage | None = None, *, steps_ahead: int = 0
+        self,
+        stepper: Stepper,
+        copies: list[Any],
+        region: str | None,
+        page: TierPage | None = None,
+        *,
+        steps_ahead: int = 0,
     ) -> None:
-        from semel.engine.vllm.tier.copies import HostCopies, map_region
-
-        self.stepper, self.scheduler = stepper, stepper.scheduler
-        nbytes = (TIER_ROWS + STAGING_ROWS) * BLOCK_BYTES
-        memory = map_region(region, nbytes)
+        self.stepper, self.scheduler, self.copies = stepper, stepper.scheduler, copies
+        ranks = len(copies)
         self.host: HostTier | None = None
         if page is not None:
             staging = Staging(TIER_ROWS, STAGING_ROWS, BLOCK_BYTES)
-            self.host = HostTier.open(region, nbytes, staging, TierPage.open(page.path))
-        self.copies: list[Any] = [HostCopies(memory, BLOCK_BYTES, rank) for rank in range(ranks)]
+            self.host = HostTier.open(region, NBYTES, staging, TierPage.open(page.path))
         self.tensors: list[dict[str, Any]] = [{} for _ in range(ranks)]
         self.weights = 0
         self.encodes = 0
@@ -94,6 +97,22 @@ class Tiered:
         self.unanswered.append((step, reports))
         if len(self.unanswered) > self.steps_ahead:
             self.answer(*self.unanswered.pop(0))
+        return wrong
+
+    def published(self) -> Iterator[str]:
+        """What could be published now, and is not what the encoder made."""
+        for number in range(100 if self.host is not None else 0):
+            assert self.host is not None
+            found = self.host.cached_output(Digest(bytes.fromhex(identifier(number))))
+            expected = self.encoded(identifier(number)).numpy().tobytes()
+            if found is not None and b"".join(found.buffers) != expected and found.is_intact():
+                yield f"published: {identifier(number)}"
+
+    def settle(self) -> list[str]:
+        """What an engine without requests does, until it waits for one."""
+        wrong: list[str] = []
+        while self.scheduler.ec_connector.has_pending_push_work():
+            wrong += self.step()
         return wrong
 
     def answer(self, step: Step, reports: Any) -> None:
@@ -193,13 +212,20 @@ def create(tiny: Callable[[str], Path]) -> Make:
     """Makes them of the tiny model."""
 
     def made(
-        kind: Kind = "cache", *, ranks: int = 1, is_async: bool = False, fleet: bool = False, **arguments: Any
+        kind: Kind = "cache",
+        *,
+        ranks: int = 1,
+        is_async: bool = False,
+        fleet: bool = False,
+        device: Callable[[Any, int], Any] | None = None,
+        **arguments: Any,
     ) -> Tiered:
+        from semel.engine.vllm.tier.copies import HostCopies, map_region
+
         region, page = descriptor_path(create_file("test-tier")), TierPage.create() if fleet else None
         tier = TierConfig(TIER_ROWS * BLOCK_BYTES, region)
         if page is not None:
-            nbytes = (TIER_ROWS + STAGING_ROWS) * BLOCK_BYTES
-            tier = TierConfig(nbytes, region, page=page.path, staging=STAGING_ROWS * BLOCK_BYTES)
+            tier = TierConfig(NBYTES, region, page=page.path, staging=STAGING_ROWS * BLOCK_BYTES)
         plugs = tier.arguments
         options = {
             "scheduler_cls": LAZY_TRANSFER_SCHEDULER if kind == "cache" else SCHEDULER,
@@ -213,7 +239,12 @@ def create(tiny: Callable[[str], Path]) -> Make:
             "distributed_executor_backend": "mp",
         }
         stepper = Stepper.create(kind, tiny("qwen2-vl"), is_async=is_async, **{**options, **plugs, **arguments})
-        return Tiered(stepper, ranks, region, page, steps_ahead=int(is_async))
+        if device is not None:
+            copies = [device(stepper.scheduler.vllm_config, rank) for rank in range(ranks)]
+            return Tiered(stepper, copies, None, page, steps_ahead=int(is_async))
+        memory = map_region(region, NBYTES)
+        copies = [HostCopies(memory, BLOCK_BYTES, rank) for rank in range(ranks)]
+        return Tiered(stepper, copies, region, page, steps_ahead=int(is_async))
 
     return made
 

@@ -353,6 +353,16 @@ async def test_new_weights_end_it_and_a_reset_gives_everything_another_name() ->
         assert host.total(metrics.EMBEDDING_FETCHES) == 2, "the store is not asked any more"
 
 
+async def test_a_tier_that_was_found_wrong_ends_it_at_once_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    blobs = MemoryBlobs()
+    async with published(blobs), running(Host(blobs)) as host:
+        await host.until_up()
+        host.tier.refusal = "the self-test's image came back with other bytes"
+        assert await host.ask(PICTURE) == ()
+        assert host.total(metrics.EMBEDDING_STORE_UP) == host.total(metrics.EMBEDDING_FETCHES) == 0
+    assert "does not use the embedding store: the self-test's image came back" in caplog.text
+
+
 async def test_what_changes_while_it_is_published_is_not_published() -> None:
     blobs = MemoryBlobs()
     async with running(Host(blobs, publish_after=1)) as host:

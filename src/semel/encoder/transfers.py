@@ -7,11 +7,11 @@ in the same step is neither: nobody encodes or needs it. What a step loads is pi
 The processes with the tensors (ranks) run steps in order. One of them, the first, saves; every one loads. Their reports
 may come late, twice or never, so a report counts only for the copy that it names, and each copy has a number of its
 own. A slot is filled when the first rank says so, and is not read before. It is let go when that rank has closed the
-step without it; what was loaded, when every rank has loaded it or closed the step. A rank that copies during later
-steps closes none: its copies end one by one, and a save that it does not report within `patience` steps is given up.
+step without it; what was loaded, when every rank has loaded it or closed the step. A rank whose copies go on during
+later steps closes a step when all copies of it and of those before have ended: till then nobody gets their blocks.
 
-What came for a request from elsewhere (`prefetched`) is loaded if the host cache does not have it. A rank that `adopts`
-saves it in the same step, as if it had encoded it: who asks next finds it in the host cache.
+What came for a request from elsewhere (`prefetched`) is loaded if the host cache does not have it, and saved in the
+same step, as if it had been encoded: who asks next finds it in the host cache.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Report:
 
     rank: int
     closed: int = 0
-    """The last step of which every copy has ended; 0 if the rank does not say."""
+    """The last step of which every copy has ended, as have those of all steps before."""
     saved: tuple[Saved, ...] = ()
     loaded: tuple[int, ...] = ()
 
@@ -105,23 +105,24 @@ class _Loading:
 class Transfers:
     """The copies of one engine, of so many ranks."""
 
-    def __init__(
-        self, host_cache: HostCache, *, ranks: int = 1, patience: int | None = None, adopts: bool = False
-    ) -> None:
+    def __init__(self, host_cache: HostCache, *, ranks: int = 1) -> None:
         self.host_cache = host_cache
         self.prefetched_outputs = PrefetchedOutputs()
         self.on_saved: Callable[[Slot], None] = lambda _: None
         """Called with a slot that was filled, and can be found."""
         self.counts = TransferCounts()
         self._ranks = ranks
-        self._patience = patience
-        self._adopts = adopts
         self._allocated: dict[Reference, tuple[Key, int, int]] = {}
         self._step = 0
         self._transfer = 0
         self._closed = dict.fromkeys(range(ranks), 0)
         self._saving: dict[int, tuple[int, Slot]] = {}  # transfer → step and slot, in order
         self._loading: dict[int, _Loading] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a copy has not been reported."""
+        return bool(self._saving or self._loading)
 
     def allocate(self, request: str, index: int, key: Key, rows: int, blocks: int) -> None:
         """Take note that a request has space on the device for an output, to encode or to load it in this step."""
@@ -133,7 +134,6 @@ class Transfers:
         if not allocated:
             return _NOTHING
         self._step += 1
-        self._give_up()
         loads: dict[Key, Load] = {}
         to_save = []
         for (request, index), (key, rows, blocks) in allocated.items():
@@ -143,7 +143,7 @@ class Transfers:
                 to_save.append((key, rows, blocks))
             elif key not in loads:
                 loads[key] = load = self._load(request, key, rows)
-                if load.is_prefetched and self._adopts:
+                if load.is_prefetched:
                     to_save.append((key, rows, blocks))
         saves = {key: save for key, rows, blocks in to_save if (save := self._save(key, rows, blocks)) is not None}
         return Step(self._step, saves, loads) if saves or loads else _NOTHING
@@ -205,10 +205,6 @@ class Transfers:
             self._cancel_until(step)
         for transfer in [transfer for transfer, loading in self._loading.items() if loading.step <= step]:
             self._end_load(transfer, rank)
-
-    def _give_up(self) -> None:
-        if self._patience is not None:
-            self._cancel_until(self._step - self._patience - 1)
 
     def _cancel_until(self, step: int) -> None:
         """Let go of slots that these steps should have filled."""

@@ -150,6 +150,11 @@ class Tier(Protocol):
         ...
 
     @property
+    def refusal(self) -> str:
+        """Why nothing may be fetched for the engine or published of it; empty if it may."""
+        ...
+
+    @property
     def probe(self) -> bytes | None:
         """A hash of what the encoder made of fixed items when the engine started. None if it made nothing."""
         ...

@@ -280,8 +280,8 @@ class EmbeddingSync:
                     self._publishing.gone(digest)
                 case Reset() | Overrun():
                     self._publishing.forget_all()
-        if self._tier.has_new_weights:
-            self._refuse("the engine has new weights")
+        if refusal := "the engine has new weights" if self._tier.has_new_weights else self._tier.refusal:
+            self._refuse(refusal)
         elif self._store is not None and self._epoch != self._tier.epoch:
             self._store = None  # until the next publication asks for one under new names
 

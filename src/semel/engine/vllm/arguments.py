@@ -130,8 +130,9 @@ def parse_engine_flags(
             "--encoder-cache-embeddings sets the size of semel's encoder cache: leave it out, or name no "
             "other one in --ec-manager-config"
         )
-    if arguments.worker_cls == "auto" and current_platform.is_cpu():
-        # vLLM's dies of seeds there. A worker that takes late items would have the scheduler send them.
+    needs_ours = current_platform.is_cpu() or (embedding_tier is not None and takes_late_items(current_platform))
+    if arguments.worker_cls == "auto" and needs_ours:
+        # On a CPU vLLM's dies of seeds. A worker that takes late items would have the scheduler send them.
         arguments.worker_cls = GUARDED_WORKER if ship_resident_items else LAZY_TRANSFER_WORKER
     return arguments
 

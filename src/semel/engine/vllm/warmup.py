@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from semel.core import Digest, Feature, Modality, Prompt, Submission, Timeline, hash_parts
-from semel.engine.protocol import Engine
+from semel.engine.protocol import CachedOutput, Engine
 from semel.engine.vllm.grammars.trial import Grammars
 from semel.engine.vllm.requests.item_delivery import ItemDelivery
 from semel.engine.vllm.requests.sampling import sampling_params
@@ -73,7 +73,7 @@ class Warmup:
         for _ in range(_ATTEMPTS):
             await self._generate(modality, feature)
             tier.review()
-            probe = _hash(tier, modality)
+            probe = _hash(modality, await tier.saved_output(_digest(modality)))
             await self._engine.reset()
             if probe is not None:
                 break
@@ -112,8 +112,7 @@ def _digest(modality: Modality) -> Digest:
     return Digest(modality.encode().ljust(Digest.size, b"\0"))
 
 
-def _hash(tier: HostTier, modality: Modality) -> bytes | None:
-    cached_output = tier.cached_output(_digest(modality))
+def _hash(modality: Modality, cached_output: CachedOutput | None) -> bytes | None:
     if cached_output is None:
         return None
     probe = hash_parts([modality.encode(), repr(cached_output.form).encode(), *cached_output.buffers]).digest()

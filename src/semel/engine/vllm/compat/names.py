@@ -318,6 +318,7 @@ NAMES: Final[tuple[Name, ...]] = (
         "request_finished(request)",
         *("update_connector_output(connector_output)", "start_load_caches(encoder_cache)", "shutdown"),
         *("save_caches(encoder_cache, mm_hash)", "build_connector_worker_meta", "_connector_metadata"),
+        "has_pending_push_work",
         since="0.32",
     ),
     *_of(
@@ -326,6 +327,8 @@ NAMES: Final[tuple[Name, ...]] = (
         since="0.32",
     ),
     *_of("v1.outputs", "ECConnectorOutput", "the embedding tier", "ec_connector_worker_meta", since="0.32"),
+    *_of("v1.outputs", "", "copies that end without a request", "ECConnectorOutput", since="0.32"),
+    *_of("v1.outputs", "ModelRunnerOutput", "copies that end without a request", "with_ec_conn_output", since="0.32"),
     *_of(
         *("v1.core.sched.output", "SchedulerOutput", "the embedding tier", "ec_connector_metadata"),
         since="0.32",
@@ -333,12 +336,12 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of(
         *("distributed.ec_transfer.ec_connector.cpu.worker", "ECCPUWorker", "the embedding tier on GPUs"),
         *("save_caches(encoder_cache, mm_hash, connector_metadata)", "flush_saves", "build_connector_worker_meta"),
-        *("start_load_caches(encoder_cache, connector_metadata)", "shutdown", "_region"),
+        *("start_load_caches(encoder_cache, connector_metadata)", "shutdown", "_region", "_is_save_rank"),
         since="0.32",
     ),
     *_of(
         *("distributed.ec_transfer.ec_connector.cpu.ec_shared_region", "ECSharedRegion", "the embedding tier on GPUs"),
-        *("_is_creator", "_mmap_path"),
+        *("_is_creator", "_mmap_path", "_fd"),
         since="0.32",
     ),
     *_of(

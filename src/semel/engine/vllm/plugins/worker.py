@@ -62,7 +62,10 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run a step."""
-        return self._tell(super().execute_model(scheduler_output))
+        output = super().execute_model(scheduler_output)
+        if not (scheduler_output.total_num_scheduled_tokens or self.use_v2_model_runner) and has_tier(self.vllm_config):
+            output = _with_copies(output)
+        return self._tell(output)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """Load the weights anew. vLLM drops the encoder outputs of this process, and tells no connector."""
@@ -100,6 +103,15 @@ class LazyTransferWorker(GuardedWorker):
         """Run a step."""
         receive(self, scheduler_output)
         return super().execute_model(scheduler_output)
+
+
+def _with_copies(output: Any) -> Any:
+    """Return the output of a step without tokens with the copies that have ended: vLLM's first runner asks for none."""
+    from vllm.distributed.ec_transfer import get_ec_transfer
+    from vllm.v1.outputs import ECConnectorOutput
+
+    reports = get_ec_transfer().build_connector_worker_meta()
+    return output.with_ec_conn_output(output, ECConnectorOutput(ec_connector_worker_meta=reports))
 
 
 def receive(worker: Any, scheduler_output: Any) -> None:

@@ -20,7 +20,16 @@ from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED
 from semel.engine.vllm.tier.prefetch_params import Staging
 from semel.errors import ConfigError
 
-__all__ = ["TIER", "TIER_MODULE", "TierConfig", "check_tier", "has_tier", "settle_tier", "tier_block_bytes"]
+__all__ = [
+    "TIER",
+    "TIER_MODULE",
+    "TierConfig",
+    "check_tier",
+    "has_tier",
+    "settle_tier",
+    "tier_block_bytes",
+    "tier_ranks",
+]
 
 TIER: Final = "EmbeddingTier"
 TIER_MODULE: Final = "semel.engine.vllm.tier.connector"
@@ -40,11 +49,12 @@ class TierConfig:
     nbytes: int
     """Host memory for encoder outputs."""
     region: str | None = None
-    """The file that vLLM's worker processes map; not on GPUs, where vLLM's own copies make one."""
+    """The file that vLLM's worker processes map; not read on GPUs, where vLLM's own copies make one."""
     eviction: str = "cost-aware"
     """The eviction policy: `cost-aware` or `oldest-released`."""
     page: str | None = None
-    """The file through which the embedding process learns what is saved and gone; None if nobody wants to know."""
+    """The file through which the embedding process learns what is saved and gone, and on GPUs where the memory is; None
+    if nobody wants to know."""
     staging: int = 0
     """Bytes at the end that the engine does not fill: they hold prefetched outputs."""
 
@@ -90,6 +100,11 @@ class TierConfig:
 def tier_block_bytes(model_config: Any) -> int:
     """Return the unit of the tier's memory, as vLLM's own copies have it."""
     return int(model_config.get_inputs_embeds_size() * model_config.dtype.itemsize)
+
+
+def tier_ranks(parallel_config: Any) -> int:
+    """Return how many worker processes have every encoder output, and copy."""
+    return int(parallel_config.tensor_parallel_size * parallel_config.prefill_context_parallel_size)
 
 
 def has_tier(vllm_config: Any) -> bool:

@@ -29,7 +29,6 @@ from typing import Any, Final
 
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
-from vllm.platforms import current_platform
 
 from semel.core import Digest
 from semel.encoder.eviction import CostAware, Eviction, OldestReleased
@@ -37,7 +36,7 @@ from semel.encoder.host_cache import HostCache, Slot
 from semel.encoder.transfers import Step, Transfers
 from semel.engine.vllm.compat.internals import num_embeds
 from semel.engine.vllm.model.encoder_size import embedding_bytes
-from semel.engine.vllm.tier.config import TierConfig, tier_block_bytes
+from semel.engine.vllm.tier.config import TierConfig, tier_block_bytes, tier_ranks
 from semel.engine.vllm.tier.copies import Copies, RankReport, StepMetadata, TierReports, create_copies
 from semel.engine.vllm.tier.page import TierPage
 from semel.engine.vllm.tier.prefetch_params import Staging
@@ -45,8 +44,8 @@ from semel.engine.vllm.tier.prefetch_params import Staging
 __all__ = ["EmbeddingTier", "TierBooks"]
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_PATIENCE: Final = 256
-"""Steps after which a save on a GPU that nobody reported is given up: its copy takes a few."""
+_IDLE_STEPS: Final = 256
+"""Steps without tokens, of a millisecond each, that an engine takes to hear of copies that go on. One or two do."""
 
 _EVICTIONS: Final[Mapping[str, Callable[[], Eviction]]] = {
     "cost-aware": CostAware,
@@ -67,13 +66,11 @@ class TierBooks:
         *,
         ranks: int = 1,
         eviction: Eviction | None = None,
-        patience: int | None = None,
         staging: Staging | None = None,
         page: TierPage | None = None,
     ) -> None:
         self.host_cache = HostCache(blocks, eviction)
-        adopts = patience is None  # copies within the step
-        self.transfers = Transfers(self.host_cache, ranks=ranks, patience=patience, adopts=adopts)
+        self.transfers = Transfers(self.host_cache, ranks=ranks)
         self.on_change: Callable[[], None] = _pass
         """Called when a report has changed the totals."""
         self._prefetched_outputs = self.transfers.prefetched_outputs
@@ -84,6 +81,7 @@ class TierBooks:
         self._widths: set[tuple[int, str]] = set()
         """Columns and type of what this engine's encoder makes."""
         self._epoch = 0
+        self._idle_steps = 0
         self._request: Any = None
         self._features: dict[str, tuple[int, dict[str, Any]]] = {}
         """The items of each request by identifier, and how many it had then. A search for each would be quadratic."""
@@ -93,6 +91,11 @@ class TierBooks:
             self._epoch = page.epoch
             self.host_cache.on_gone = self._gone
             self._prefetched_outputs.on_use, self._prefetched_outputs.on_done = page.use, page.finish
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while copies go on of which a step would hear, had the engine one."""
+        return self.transfers.is_busy and self._idle_steps < _IDLE_STEPS
 
     def totals(self) -> dict[str, int]:
         """Return what has been done so far, under the names of `EncoderTotals`."""
@@ -150,6 +153,7 @@ class TierBooks:
     def plan(self, scheduler_output: Any) -> Step:
         """Return what a step copies."""
         self._request = None
+        self._idle_steps = 0 if scheduler_output.num_scheduled_tokens else self._idle_steps + 1
         return self.transfers.plan(scheduler_output.scheduled_encoder_inputs, scheduler_output.num_scheduled_tokens)
 
     def take(self, reports: Iterable[RankReport]) -> None:
@@ -232,9 +236,8 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
             staging.first,
             block_bytes,
             embedding_bytes(model),
-            ranks=vllm_config.parallel_config.tensor_parallel_size,
+            ranks=tier_ranks(vllm_config.parallel_config),
             eviction=_EVICTIONS[config.eviction](),
-            patience=None if current_platform.is_cpu() else _PATIENCE,
             staging=staging if staging.blocks else None,
             page=None if config.page is None else TierPage.open(config.page),
         )
@@ -263,6 +266,10 @@ class EmbeddingTier(ECConnectorBase):  # type: ignore[misc]
         assert self.books is not None
         step = self.books.plan(scheduler_output)
         return StepMetadata(step) if step.number else _NO_COPIES
+
+    def has_pending_push_work(self) -> bool:
+        """Return whether an engine without requests should go on stepping: vLLM asks before it waits for one."""
+        return self.books is not None and self.books.is_waiting
 
     def request_finished(self, request: Any) -> tuple[bool, None]:
         """Forget a request that has ended. vLLM calls this for every one that its scheduler had."""

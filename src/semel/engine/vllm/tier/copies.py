@@ -2,8 +2,8 @@
 
 `HostCopies` is for engines on a CPU: a file in memory that all worker processes of the engine map, and copies that are
 over before the step goes on. `DeviceCopies` is for GPUs, where vLLM's own worker of its `ECCPUConnector` does them, on
-streams next to the step; it has not been run on a GPU yet. Every worker process has every output, so one of them saves,
-and all of them load.
+streams next to the step, to and from memory of its own, which the embedding process maps too (`TierPage.announce`).
+Every worker process has every output, so one of them saves, and all of them load.
 
 A load cannot fail: the scheduler plans one only for an output of which this side has said that it is there, whole. An
 output that has another shape than was expected is not saved.
@@ -18,7 +18,7 @@ from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
@@ -27,7 +27,8 @@ from vllm.platforms import current_platform
 from semel.core import FORM_DTYPES, Form
 from semel.encoder.extents import Extent
 from semel.encoder.transfers import Load, Report, Save, Saved, Step
-from semel.engine.vllm.tier.config import TierConfig
+from semel.engine.vllm.tier.config import TierConfig, tier_ranks
+from semel.engine.vllm.tier.page import TierPage
 from semel.engine.vllm.tier.shared_file import open_file
 from semel.errors import ConfigError
 
@@ -188,16 +189,30 @@ class HostCopies:
 
 
 class DeviceCopies:
-    """Copies by vLLM's own worker, which go on during later steps: each is over when it says so."""
+    """Copies by vLLM's own worker, which go on during later steps: each is over when it says so.
+
+    It enqueues loads before what reads them, and saves after what was loaded or encoded. So an output that was
+    prefetched can be saved in the step that loads it.
+    """
 
     def __init__(self, worker: Any, block_bytes: int, rank: int, dtype: torch.dtype) -> None:
         self._worker = worker
         self._block_bytes = block_bytes
         self._rank = rank
         self._dtype = dtype
-        self._forms: dict[int, Form] = {}
-        self._bytes: dict[int, int] = {}
+        self._saving: dict[int, tuple[Form, int]] = {}
+        self._steps: dict[int, int] = {}
+        """The copies that are under way, in order, and the step of each."""
+        self._step = self._closed = 0
         self._done = _Done()
+
+    @classmethod
+    def over(cls, worker: Any, vllm_config: Any, block_bytes: int) -> Self:
+        """Return the copies of an `ECCPUWorker`, and say where its memory is if this worker process saves."""
+        config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        if config.page is not None and worker._is_save_rank:
+            TierPage.open(config.page).announce(worker._region._fd)
+        return cls(worker, block_bytes, _rank(vllm_config), vllm_config.model_config.dtype)
 
     def load(self, step: Step, encoder_cache: MutableMapping[str, torch.Tensor]) -> None:
         """See `Copies`."""
@@ -210,23 +225,28 @@ class DeviceCopies:
             form: Any = load.form
             loads[str(key)] = (load.transfer, _blocks(load.extents), form[:2])
         self._worker.start_load_caches(encoder_cache, connector_metadata=ECCPUConnectorMetadata(loads=loads))
-        for load in step.loads.values():
+        for key, load in step.loads.items():
+            self._steps[load.transfer] = step.number
             self._done.count_load(load, self._block_bytes * sum(count for _, count in load.extents))
+            if load.is_prefetched:
+                self.save(step, str(key), encoder_cache[str(key)])
 
     def save(self, step: Step, key: str, output: torch.Tensor) -> None:
         """See `Copies`. vLLM's worker reports a save by its key: here that is its number, which no other save has."""
         from vllm.distributed.ec_transfer.ec_connector.cpu.common import ECCPUConnectorMetadata
 
         save = step.saves.get(key)
-        if save is None or self._rank != 0 or not _is_expected(save, output) or output.dtype != self._dtype:
+        if save is None or not self._worker._is_save_rank:
+            return
+        if not _is_expected(save, output) or output.dtype != self._dtype:
             return
         if output.nbytes > self._block_bytes * sum(count for _, count in save.extents):
             self._done.row_bytes = output.nbytes // max(len(output), 1)
             return
         saves = {str(one.transfer): _blocks(one.extents) for one in step.saves.values()}
         name = str(save.transfer)
-        self._forms[save.transfer] = _form(output)
-        self._bytes[save.transfer] = output.nbytes
+        self._saving[save.transfer] = _form(output), output.nbytes
+        self._steps[save.transfer] = step.number
         self._worker.save_caches(
             {name: output.contiguous()}, name, connector_metadata=ECCPUConnectorMetadata(saves=saves)
         )
@@ -235,20 +255,25 @@ class DeviceCopies:
         """See `Copies`."""
         self._done.has_new_weights = True
 
-    def report(self, step: Step) -> RankReport | None:  # noqa: ARG002
-        """See `Copies`."""
+    def report(self, step: Step) -> RankReport | None:
+        """See `Copies`. A step is closed when its last copy has ended."""
         self._unlink()
         self._worker.flush_saves()
         ended = self._worker.build_connector_worker_meta()
         if ended is not None:
             for transfer in map(int, ended.completed_saves):
-                self._done.saved.append(Saved(transfer, self._forms.pop(transfer)))
-                self._done.count("save", self._bytes.pop(transfer))
+                form, nbytes = self._saving.pop(transfer)
+                self._done.saved.append(Saved(transfer, form))
+                self._done.count("save", nbytes)
             self._done.loaded += ended.completed_loads
-        if self._done == _Done():
+            for transfer in (*map(int, ended.completed_saves), *ended.completed_loads):
+                del self._steps[transfer]
+        self._step = step.number or self._step
+        closed = next(iter(self._steps.values()), self._step + 1) - 1
+        if self._done == _Done() and closed == self._closed:
             return None
-        done, self._done = self._done, _Done()
-        return done.report(self._rank, closed=0)
+        done, self._done, self._closed = self._done, _Done(), closed
+        return done.report(self._rank, closed)
 
     def close(self) -> None:
         """See `Copies`."""
@@ -264,17 +289,15 @@ class DeviceCopies:
 
 def create_copies(vllm_config: Any, block_bytes: int) -> Copies:
     """Return what a worker process of this engine copies with."""
-    config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
-    parallel = vllm_config.parallel_config
-    rank = parallel.rank % parallel.tensor_parallel_size
     if not current_platform.is_cpu():
         from vllm.distributed.ec_transfer.ec_connector.cpu.worker import ECCPUWorker
 
-        return DeviceCopies(ECCPUWorker(vllm_config), block_bytes, rank, vllm_config.model_config.dtype)
+        return DeviceCopies.over(ECCPUWorker(vllm_config), vllm_config, block_bytes)
+    config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
     if config.region is None:
         raise ConfigError('the embedding tier needs a file that all worker processes map: name it as "region"')
     memory = map_region(config.region, config.nbytes // block_bytes * block_bytes)
-    return HostCopies(memory, block_bytes, rank)
+    return HostCopies(memory, block_bytes, _rank(vllm_config))
 
 
 def map_region(path: str, nbytes: int) -> torch.Tensor:
@@ -287,6 +310,12 @@ def map_region(path: str, nbytes: int) -> torch.Tensor:
         raise ConfigError(f"no memory for an embedding tier of {nbytes:,} bytes: {error.strerror}") from error
     finally:
         os.close(descriptor)
+
+
+def _rank(vllm_config: Any) -> int:
+    """Return this worker process's number among those that copy. The first one saves, as in vLLM's connector."""
+    parallel = vllm_config.parallel_config
+    return int(parallel.rank % tier_ranks(parallel))
 
 
 def _is_expected(save: Save, output: torch.Tensor) -> bool:

@@ -14,7 +14,8 @@ All of it may be called from any thread: one lock, held for microseconds. Buffer
 was read of the host cache counts only if `is_intact` says so afterwards: that something is gone is written before its
 blocks are written again.
 
-On a GPU vLLM's own copies make the region, under a name that they choose and remove; there is no such tier there yet.
+On a GPU vLLM's own copies make the region. The worker process that saves says on the page where it has it; this process
+maps it before the engine has a request, and whether or not it still has a name (`TierPage.open_region`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ __all__ = ["HostTier"]
 _MAX_PENDING: Final = 16_384
 """Events that are kept for `review`."""
 
+_LOOKS: Final = 200
+_LOOK_S: Final = 0.005
+
 Extents = tuple[tuple[int, int], ...]
 
 logger = logging.getLogger(__name__)
@@ -51,6 +55,8 @@ class HostTier:
     """See `semel.engine.protocol.Tier`."""
 
     def __init__(self, memory: mmap.mmap, staging: Staging, page: TierPage) -> None:
+        self.refusal = ""
+        """Why nothing may be fetched for the engine or published of it, set by whoever finds out; empty if it may."""
         self.identity: bytes | None = None
         self.probe: bytes | None = None
         self.fence: Callable[[], Awaitable[object]] | None = None
@@ -71,6 +77,8 @@ class HostTier:
         self._pending: list[TierEvent] = []
         self._first_epoch = 0
         self._recovering: set[asyncio.Task[None]] = set()
+        self._is_late = False
+        """True if the engine's copies may end after the step that began them."""
 
     @classmethod
     def from_config(cls, vllm_config: Any) -> Self | None:
@@ -82,21 +90,25 @@ class HostTier:
         config = TierConfig.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
         if config.page is None:
             return None
-        if not current_platform.is_cpu() or config.region is None:
-            logger.warning("encoder outputs are not shared between workers: on a GPU that was never run")
-            return None
         block_bytes = tier_block_bytes(vllm_config.model_config)
         nbytes = config.nbytes // block_bytes * block_bytes
-        return cls.open(config.region, nbytes, config.locate_staging(block_bytes), TierPage.open(config.page))
+        region = config.region if current_platform.is_cpu() else None
+        try:
+            return cls.open(region, nbytes, config.locate_staging(block_bytes), TierPage.open(config.page))
+        except OSError as error:
+            logger.warning("encoder outputs are not shared between workers: %s", error)
+            return None
 
     @classmethod
-    def open(cls, region: str, nbytes: int, staging: Staging, page: TierPage) -> Self:
-        """Map a region that is there."""
-        descriptor = open_file(region, "the embedding tier")
+    def open(cls, region: str | None, nbytes: int, staging: Staging, page: TierPage) -> Self:
+        """Map a region that is there: this file, or the one that the engine has announced."""
+        descriptor = page.open_region(nbytes) if region is None else open_file(region, "the embedding tier")
         try:
-            return cls(mmap.mmap(descriptor, nbytes), staging, page)
+            tier = cls(mmap.mmap(descriptor, nbytes), staging, page)
         finally:
             os.close(descriptor)
+        tier._is_late = region is None
+        return tier
 
     @property
     def epoch(self) -> int:
@@ -182,6 +194,14 @@ class HostTier:
         buffers = self._buffers(record.extents, form_bytes(record.form))
         intact = partial(self._is_in_host_cache, record)
         return CachedOutput(record.form, tuple(buffer.toreadonly() for buffer in buffers), intact)
+
+    async def saved_output(self, digest: Digest) -> CachedOutput | None:
+        """Return an output that was just encoded, as soon as its copy has ended: on a GPU that is after the answer."""
+        for _ in range(_LOOKS if self._is_late else 0):
+            if (found := self.cached_output(digest)) is not None:
+                return found
+            await asyncio.sleep(_LOOK_S)
+        return self.cached_output(digest)
 
     async def settled(self) -> None:
         """Wait until nothing is being recovered."""

@@ -1,12 +1,14 @@
 """A page of memory in which the engine core reports on encoder outputs to the process that embeds it.
 
-A page of shared memory: the engine core writes, the embedding process reads, nobody waits. It has three parts.
+A page of shared memory: the engine core writes, the embedding process reads, nobody waits. It has four parts.
 
 - A ring of events: what was saved, what is gone, resets. An event is written before the blocks that it speaks of can be
   written again. A reader that fell behind gets to know it.
 - Two cells per lease slot: the generation that a step has begun to load, and the generation that is done. Cells are
   never lost, however seldom somebody looks.
 - The epoch (how often everything was forgotten), and whether weights have changed since the start.
+- On a GPU, where the memory is: vLLM's worker process that saves makes or maps it under a name that is soon removed,
+  and says here which of its descriptors it is. Whoever opens that checks that it is the same file.
 
 A record of the ring has its own number in front, odd while it is written, and counts only when the head of the ring has
 passed it. A cell is written by one store of eight bytes. So a writer that is killed anywhere leaves no false record.
@@ -15,13 +17,14 @@ Without anything to say nothing is written.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 from typing import Final
 
 from semel.core import FORM_DTYPES, Digest, Form
 from semel.engine.tier_events import Gone, Overrun, Reset, Saved, TierEvent
-from semel.engine.vllm.tier.shared_file import SharedPage
+from semel.engine.vllm.tier.shared_file import SharedPage, descriptor_path
 
 __all__ = ["LEASE_SLOTS", "TierPage", "lease_generation", "lease_slot"]
 
@@ -34,6 +37,7 @@ _CELLS: Final = 64
 _MAX_EXTENTS: Final = 24
 
 _HEAD, _EPOCH, _NEW_WEIGHTS = 0, 1, 2
+_PROCESS, _DESCRIPTOR, _DEVICE, _INODE = 3, 4, 5, 6
 _USED: Final = 8
 _DONE: Final = _USED + LEASE_SLOTS
 _RING: Final = _DONE + LEASE_SLOTS
@@ -91,7 +95,28 @@ class TierPage(SharedPage):
         """Report that nobody reads the output of a lease any more."""
         self._cells[_DONE + lease_slot(lease)] = lease_generation(lease)
 
+    # The worker process that saves writes.
+
+    def announce(self, region: int) -> None:
+        """Say which of this process's descriptors is the memory."""
+        found = os.fstat(region)
+        self._cells[_PROCESS], self._cells[_DESCRIPTOR] = os.getpid(), region
+        self._cells[_DEVICE], self._cells[_INODE] = found.st_dev, found.st_ino
+
     # The embedding process reads.
+
+    def open_region(self, nbytes: int) -> int:
+        """Open the memory that was announced. Raise `OSError` if it is not there, or not the one of this engine."""
+        process, number, *file = self._cells[_PROCESS : _INODE + 1].tolist()
+        if not process:
+            raise OSError("no worker process of the engine has said where its memory is")
+        path = descriptor_path(number, process)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        found = os.fstat(descriptor)
+        if [found.st_dev, found.st_ino] != file or found.st_size != nbytes:
+            os.close(descriptor)
+            raise OSError(f"{path} is not the memory that was announced")
+        return descriptor
 
     @property
     def epoch(self) -> int:

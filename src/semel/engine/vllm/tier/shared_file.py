@@ -30,9 +30,9 @@ def open_file(path: str, purpose: str) -> int:
         raise ConfigError(f"cannot open {path} for {purpose}: {error.strerror}") from error
 
 
-def descriptor_path(descriptor: int) -> str:
-    """Return where other processes of the same user find an open file, while this process lives."""
-    return str(Path("/proc") / str(os.getpid()) / "fd" / str(descriptor))
+def descriptor_path(descriptor: int, process: int | None = None) -> str:
+    """Return where other processes of the same user find a file that a process (this one) has open, while it lives."""
+    return str(Path("/proc") / str(process or os.getpid()) / "fd" / str(descriptor))
 
 
 class SharedPage:
