@@ -145,7 +145,7 @@ async def test_everything_that_is_right_is_on(engine: Engine, caplog: pytest.Log
         ("noise, late", "lazy_transfer", "the answer is (1,), without it (0,)"),
         ("noise, replayed", "encoder_guard", "the answer is (1,), without it (0,)"),
         ("replayed", "encoder_guard", "worker process 0 has other bits than were encoded on its device"),
-        ("noise everywhere", "encoder_guard", "two plain runs differ in bits and tokens, so it cannot be told"),
+        ("noise everywhere", "encoder_guard", "two plain runs differ in bits and tokens, so it cannot be decided"),
     ],
 )
 async def test_a_path_that_is_wrong_is_switched_off_with_one_line_that_names_it(

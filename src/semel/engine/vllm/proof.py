@@ -5,7 +5,7 @@ The worker processes hash what is on the device then: it has to equal the output
 for bit. Where an item is encoded again, the bits decide only if two plain encodes agree in theirs; if not, the tokens
 do, if two plain answers agree. No request shares a prefix with another one.
 
-What is wrong, or cannot be told, is switched off for this run of the engine, with one line that names item and path.
+What is wrong, or cannot be decided, is switched off for this run of the engine, with one line that names item and path.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Proof:
             for digest in digests:
                 await self._compare_bits(resident.outputs, digest)
         elif not resident.has_same_tokens:
-            raise _DifferenceError("two plain runs differ in bits and tokens, so it cannot be told")
+            raise _DifferenceError("two plain runs differ in bits and tokens, so it cannot be decided")
         elif tokens != resident.tokens:
             raise _DifferenceError(f"the answer is {tokens}, without it {resident.tokens}")
 
