@@ -15,12 +15,12 @@ import pytest
 
 from semel.core import Digest, Feature, Layout, PrefetchedOutput, Tensor, hash_parts
 from semel.engine.protocol import CachedOutput, StagedOutput
-from semel.engine.vllm.proof import Proof, State
-from semel.errors import InvalidRequest
+from semel.engine.vllm.proof import UNTESTED, Proof, State
+from semel.errors import FeatureMissing, InvalidRequest
 
 FORM = (1, 8, "torch.uint8")
 FEATURE = Feature("image", {"pixels": Tensor("uint8", (8,), memoryview(bytes(8)))}, Layout((7,)))
-ALL: Mapping[str, State] = dict.fromkeys(("host_tier", "embedding_store", "lazy_transfer", "encoder_guard"), "proven")
+ALL: Mapping[str, State] = dict.fromkeys(UNTESTED, "proven")
 
 
 @dataclass
@@ -35,19 +35,38 @@ class Engine:
     staged: bytearray = field(default_factory=lambda: bytearray(8))
     is_cut: bool = False
     replays: bool | None = False
+    plans: bool = True
+    items: set[str] = field(default_factory=set)
     most: int = 2
     numbers: Any = field(default_factory=count)
 
-    def encoded(self, way: str = "") -> bytes:
+    def encoded(self, *ways: str) -> bytes:
         noise = next(self.numbers) if self.fault.startswith("noise") else 0
-        return bytes([noise, *([1] if way and self.fault == way else [0]), *bytes(6)])
+        return bytes([noise, self.fault in ways, *bytes(6)])
+
+    @property
+    def takes_injections(self) -> bool:
+        return True
+
+    async def inject(self, digest: Digest, feature: Feature) -> bool:
+        self.items.add(digest.hex())
+        return feature is FEATURE
 
     async def answer(
-        self, digests: Sequence[Digest], feature: Feature, prefetched: Sequence[PrefetchedOutput] = ()
+        self,
+        digests: Sequence[Digest],
+        feature: Feature,
+        prefetched: Sequence[PrefetchedOutput] = (),
+        *,
+        is_sent: bool = True,
     ) -> tuple[int, ...]:
         assert feature is FEATURE
         if len(digests) > self.most:
             raise InvalidRequest("too many items")
+        if not is_sent and not self.items.issuperset(digest.hex() for digest in digests):
+            raise FeatureMissing(digests)
+        ways = {"late": self.is_cut, "replayed": self.replays, "planned": self.plans, "injected": not is_sent}
+        way = [name for name, is_so in ways.items() if is_so]
         for key in (digest.hex() for digest in digests):
             if key in self.device:
                 continue
@@ -58,31 +77,32 @@ class Engine:
                 self.counts["loads"] += 1
                 self.device[key] = self.encoded("loaded") if self.fault == "loaded" else self.host[key]
             else:
-                way = "late" if self.is_cut else "replayed" if self.replays else ""
                 self.counts["late_bytes"] += self.is_cut
-                self.device[key] = self.encoded(way)
+                self.device[key] = self.encoded(*way)
                 if self.fault != "not saved":
                     saved = bytearray(self.device[key])
                     saved[-1] ^= self.fault == "saved"
                     self.host[key] = bytes(saved)
-        wrong = self.fault.removeprefix("noise, ") == ("late" if self.is_cut else "replayed" if self.replays else None)
+        wrong = self.fault.removeprefix("noise, ") in way
         self.is_cut = False
         return (next(self.numbers),) if self.fault == "noise everywhere" else (int(wrong),)
 
     async def step(self) -> None: ...
 
     async def forget(self) -> None:
-        self.device.clear()
-        self.host.clear()
+        for store in (self.device, self.host, self.items):
+            store.clear()
 
     async def core(self, command: str, *names: str) -> Mapping[str, int]:
         if command == "drop" and self.fault != "not dropped":
             for name in names:
                 del self.device[name]
         self.is_cut = command == "cut" or self.is_cut
+        self.plans = command == "planned" or (self.plans and command != "unplanned")
         self.off += names if command == "off" else ()
         saved = sum(name in self.host for name in names)
-        return {**self.counts, "has_host_tier": 1, "has_lazy_transfer": 1, "saved": saved}
+        there = dict.fromkeys(("has_host_tier", "has_lazy_transfer", "has_encoder_planning"), 1)
+        return {**self.counts, **there, "saved": saved}
 
     async def workers(self, method: str, *arguments: Any) -> list[Any]:
         if method == "digest_outputs":
@@ -128,6 +148,7 @@ async def test_everything_that_is_right_is_on(engine: Engine, caplog: pytest.Log
     assert await prove(engine, caplog) == (ALL, [])
     assert engine.off == []
     assert not (engine.device or engine.host or engine.is_cut or engine.replays), "nothing is left of it"
+    assert engine.plans
 
 
 @pytest.mark.parametrize(
@@ -145,6 +166,10 @@ async def test_everything_that_is_right_is_on(engine: Engine, caplog: pytest.Log
         ("noise, late", "lazy_transfer", "the answer is (1,), without it (0,)"),
         ("noise, replayed", "encoder_guard", "the answer is (1,), without it (0,)"),
         ("replayed", "encoder_guard", "worker process 0 has other bits than were encoded on its device"),
+        ("planned", "encoder_planning", "worker process 0 has other bits than were encoded on its device"),
+        ("noise, planned", "encoder_planning", "the answer is (1,), with vLLM's own planning (0,)"),
+        ("injected", "injection", "worker process 0 has other bits than were encoded on its device"),
+        ("noise, injected", "injection", "the answer is (1,), without it (0,)"),
         ("noise everywhere", "encoder_guard", "two plain runs differ in bits and tokens, so it cannot be decided"),
     ],
 )
@@ -156,7 +181,7 @@ async def test_a_path_that_is_wrong_is_switched_off_with_one_line_that_names_it(
     states, lines = await prove(engine, caplog)
     assert f"{path} is switched off for this run: with the image probe, {reason}" in lines
     further = {"host_tier": {"embedding_store"}}.get(path, set())
-    further |= {"lazy_transfer"} if fault == "noise everywhere" else set()
+    further |= {"lazy_transfer", "encoder_planning", "injection"} if fault == "noise everywhere" else set()
     assert {name for name, state in states.items() if state == "off"} == {path, *further}
     assert {name for name, state in states.items() if state == "proven"} == ALL.keys() - {path, *further}
     assert (path if path != "encoder_guard" else "replays") in engine.off

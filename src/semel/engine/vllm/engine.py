@@ -34,7 +34,7 @@ from semel.engine.vllm.model.identity import encoder_identity
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.model.rendering import model_aliases
 from semel.engine.vllm.model.self_test import SelfTest
-from semel.engine.vllm.proof import UNTESTED, prove
+from semel.engine.vllm.proof import INJECTION_REFUSAL, UNTESTED, prove
 from semel.engine.vllm.requests.intake import RequestIntake
 from semel.engine.vllm.requests.item_builder import ItemBuilder
 from semel.engine.vllm.requests.item_cache import ItemCache
@@ -180,7 +180,7 @@ class VllmEngine:
     @property
     def injection_refusal(self) -> str:
         """Why no item can be injected; empty if it can."""
-        return self._items.refusal
+        return INJECTION_REFUSAL if self.capabilities["injection"] == "off" else self._items.refusal
 
     @property
     def window(self) -> EngineWindow:

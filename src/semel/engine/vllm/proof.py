@@ -11,26 +11,14 @@ What is wrong, or cannot be decided, is switched off for this run of the engine,
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
-from semel.core import (
-    Digest,
-    Feature,
-    Item,
-    Modality,
-    Placeholder,
-    PrefetchedOutput,
-    Prompt,
-    Submission,
-    Timeline,
-    hash_parts,
-)
-from semel.engine.protocol import Engine, Tier
+from semel.core import Digest, Feature, Modality, hash_parts
+from semel.engine.protocol import Tier
 from semel.engine.vllm.compat.internals import (
     GUARDED_WORKER,
     LAZY_TRANSFER_SCHEDULER,
@@ -38,25 +26,22 @@ from semel.engine.vllm.compat.internals import (
     PLAIN_SCHEDULER,
     SCHEDULER,
 )
-from semel.engine.vllm.compat.probes import call_core, call_workers
+from semel.engine.vllm.probed import TEXT_TOKENS, Probable, Probed, VllmProbed
 from semel.engine.vllm.tier.host import HostTier
 from semel.errors import EngineDead, SemelError
 
-__all__ = ["UNTESTED", "Probed", "Proof", "State", "prove"]
+__all__ = ["INJECTION_REFUSAL", "UNTESTED", "Proof", "State", "prove"]
 
 State = Literal["proven", "off", "untested", "absent"]
 """`off` was switched off by the proof, `untested` is as it was configured, `absent` is not part of this engine."""
 
 UNTESTED: Final[Mapping[str, State]] = dict.fromkeys(
-    ("host_tier", "embedding_store", "lazy_transfer", "encoder_guard"), "untested"
+    ("host_tier", "embedding_store", "lazy_transfer", "encoder_guard", "encoder_planning", "injection"), "untested"
 )
 """The capabilities of an engine that cannot be probed."""
 
-_TOKENS: Final = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
-_TEXT: Final = (0,) * 16
-"""Before the items: so there is a step that computes a part of the prompt, and no item."""
+INJECTION_REFUSAL: Final = "an injected item was encoded otherwise than a sent one when the engine started"
 
-_CUT: Final = len(_TEXT) // 2
 _BUDGET_S: Final = 5.0
 """After that no further modality begins: the paths are the same for all."""
 
@@ -72,27 +57,6 @@ class _DifferenceError(Exception):
 
 class _UntestableError(Exception):
     """A path that this item does not take."""
-
-
-class Probed(Protocol):
-    """An engine as the proof uses it."""
-
-    async def answer(
-        self, digests: Sequence[Digest], feature: Feature, prefetched: Sequence[PrefetchedOutput] = ()
-    ) -> tuple[int, ...]:
-        """Return the tokens that follow items of this feature, under these names."""
-
-    async def step(self) -> None:
-        """Let the engine make a step without an item."""
-
-    async def forget(self) -> None:
-        """Forget all items and outputs, wherever they are."""
-
-    async def core(self, command: str, *names: str) -> Mapping[str, int]:
-        """Call `probe` of the scheduler."""
-
-    async def workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all worker processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +86,8 @@ class Proof:
             "embedding_store": self._store,
             "lazy_transfer": self._lazy_transfer,
             "encoder_guard": self._guard,
+            "encoder_planning": self._planning,
+            "injection": self._injection,
         }
 
     async def run(self) -> dict[str, State]:
@@ -146,6 +112,8 @@ class Proof:
             ("embedding_store", self._tier is not None),
             ("lazy_transfer", counts["has_lazy_transfer"]),
             ("encoder_guard", has_guard),
+            ("encoder_planning", counts["has_encoder_planning"]),
+            ("injection", self._probed.takes_injections),
         ):
             if is_there:
                 self._states[name] = "untested"
@@ -177,8 +145,8 @@ class Proof:
         self._states[name] = "off"
         if name == "encoder_guard":
             await self._probed.workers("stop_replaying")
-            return
-        await self._probed.core("off", name)
+        else:
+            await self._probed.core("off", name)
         if name == "host_tier" and self._states["embedding_store"] != "absent":
             self._states["embedding_store"] = "off"  # it publishes what the tier has saved
 
@@ -236,7 +204,7 @@ class Proof:
     async def _lazy_transfer(self, resident: _Resident) -> None:
         """Encode an item in a later step than the one with which its request was sent."""
         await self._probed.forget()
-        before = await self._probed.core("cut", str(_CUT))
+        before = await self._probed.core("cut", str(TEXT_TOKENS // 2))
         tokens = await self._probed.answer([resident.digest], resident.feature)
         if (await self._probed.core("count"))["late_bytes"] == before["late_bytes"]:
             raise _UntestableError("nothing of it was left out")
@@ -244,20 +212,55 @@ class Proof:
 
     async def _guard(self, resident: _Resident) -> None:
         """Encode the items of a batch again, each alone."""
-        others = [_digest(resident.feature.modality, 1)] if resident.has_same_bits else []
-        digests = [resident.digest, *others]
         await self._probed.forget()
         await self._probed.workers("replay_next")
+        digests, tokens = await self._answer_two(resident)
+        if False in await self._probed.workers("has_replayed"):
+            raise _UntestableError("no batch was encoded again")
+        await self._compare(resident, tokens, digests)
+
+    async def _planning(self, resident: _Resident) -> None:
+        """Compare with vLLM's own planning."""
+        answers = []
+        try:
+            for command in ("unplanned", "planned"):
+                await self._probed.core(command)
+                await self._probed.forget()
+                digests, tokens = await self._answer_two(resident)
+                answers.append(tokens)
+                await self._compare(resident, resident.tokens, digests)
+        finally:
+            await self._probed.core("planned")
+        if resident.has_same_tokens and answers[0] != answers[1]:
+            raise _DifferenceError(f"the answer is {answers[1]}, with vLLM's own planning {answers[0]}")
+
+    async def _injection(self, resident: _Resident) -> None:
+        """Refer to an item that no request has brought."""
+        await self._probed.forget()
+        if not await self._probed.inject(resident.digest, resident.feature):
+            raise _UntestableError("it does not fit the item cache")
+        tokens = await self._probed.answer([resident.digest], resident.feature, is_sent=False)
+        await self._compare(resident, tokens, [resident.digest])
+
+    async def _answer_two(self, resident: _Resident) -> tuple[list[Digest], tuple[int, ...]]:
+        """Ask about the item twice, under two names, if bits can be compared, and the model takes two in a prompt.
+
+        Returns the names whose outputs stayed on the device, and the tokens.
+        """
+        digests = [resident.digest]
+        if resident.has_same_bits:
+            digests.append(_digest(resident.feature.modality, 1))
         try:
             tokens = await self._probed.answer(digests, resident.feature)
         except EngineDead:
             raise
-        except SemelError:  # a prompt may have one item only
-            digests = digests[:1]
+        except SemelError:
+            del digests[1:]
             tokens = await self._probed.answer(digests, resident.feature)
-        if False in await self._probed.workers("has_replayed"):
-            raise _UntestableError("no batch was encoded again")
-        await self._compare(resident, tokens, digests)
+        kept = [digest for digest in digests if all(await self._outputs(digest))]
+        if not kept:
+            raise _UntestableError("its output does not stay on the device")
+        return kept, tokens
 
     async def _save(self, resident: _Resident) -> tuple[str, ...]:
         """Encode an item, and wait until the host has its output: a device may copy it later. Returns its hashes."""
@@ -292,50 +295,8 @@ class Proof:
         return tuple(found.get(key, "") for found in await self._probed.workers("digest_outputs", [key]))
 
 
-class _VllmProbed:
-    """See `Probed`."""
-
-    def __init__(self, engine: Engine, llm: Any) -> None:
-        self._engine = engine
-        self._llm = llm
-        self._numbers = itertools.count()
-
-    async def answer(
-        self, digests: Sequence[Digest], feature: Feature, prefetched: Sequence[PrefetchedOutput] = ()
-    ) -> tuple[int, ...]:
-        """See `Probed`."""
-        return await self._ask(_prompt(digests, feature), dict.fromkeys(digests, feature), tuple(prefetched))
-
-    async def step(self) -> None:
-        """See `Probed`."""
-        await self._ask(Prompt(_TEXT, Timeline.decoder(()), ()), {}, ())
-
-    async def forget(self) -> None:
-        """See `Probed`."""
-        await self._engine.reset()
-
-    async def core(self, command: str, *names: str) -> Mapping[str, int]:
-        """See `Probed`."""
-        return await call_core(self._llm, command, names)
-
-    async def workers(self, method: str, *arguments: Any) -> list[Any]:
-        """See `Probed`."""
-        return await call_workers(self._llm, method, *arguments)
-
-    async def _ask(
-        self, prompt: Prompt, features: Mapping[Digest, Feature], prefetched: tuple[PrefetchedOutput, ...]
-    ) -> tuple[int, ...]:
-        name = f"proof-{next(self._numbers)}"
-        submission = Submission(name, prompt, features, _TOKENS, cache_salt=name, prefetched_outputs=prefetched)
-        stream = await self._engine.submit(submission)
-        try:
-            return tuple([token async for output in stream for token in output.token_ids])
-        finally:
-            await stream.close()
-
-
 async def prove(
-    engine: Engine, llm: Any, features: Mapping[Modality, Feature], tier: HostTier | None
+    engine: Probable, llm: Any, features: Mapping[Modality, Feature], tier: HostTier | None
 ) -> Mapping[str, State]:
     """Prove what an engine of vLLM has of semel, and switch off what fails; returns the state of everything.
 
@@ -350,19 +311,10 @@ async def prove(
     ):
         states = UNTESTED
     else:
-        states = await Proof(_VllmProbed(engine, llm), features, tier).run()
+        states = await Proof(VllmProbed(engine, llm), features, tier).run()
     if tier is not None:
         tier.begin()
     return states
-
-
-def _prompt(digests: Sequence[Digest], feature: Feature) -> Prompt:
-    token_ids, places = list(_TEXT), []
-    for _ in digests:
-        places.append(Placeholder(len(token_ids), len(feature.layout), feature.layout.mask))
-        token_ids += feature.layout.token_ids
-    items = tuple(Item(feature.modality, digest) for digest in digests)
-    return Prompt(tuple(token_ids), Timeline.decoder(places), items)
 
 
 def _digest(modality: Modality, number: int) -> Digest:

@@ -82,6 +82,7 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
         self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
         self._following = Following(self, is_on=limits_grammars)
         self.max_num_scheduled_tokens: int
+        self._plans = False
         self._first_chunk = 0
         self._late_bytes = 0
         take_calls()
@@ -144,12 +145,15 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
         """Do what the proof at start asks for between two steps (`semel.engine.vllm.proof`); returns counts.
 
         `count` does nothing; the names are keys of encoder outputs. `drop` drops these from the device, and the tier
-        keeps them. `cut` lets the next step compute so many tokens only. `off` switches a capability off for this run.
+        keeps them. `cut` lets the next step compute so many tokens only. `unplanned` leaves planning to vLLM until
+        `planned`. `off` switches a capability off for this run.
         """
         if command == "drop":
             self._drop(names, 0)
         elif command == "cut":
             self._first_chunk = int(names[0])
+        elif command in ("planned", "unplanned"):
+            self._plans = command == "planned"
         elif command == "off":
             self._switch_off(names)
         lazy_transfer, tier = self._lazy_transfer, self._tier
@@ -157,6 +161,7 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
         return {
             "has_lazy_transfer": int(lazy_transfer is not None and lazy_transfer.is_on),
             "late_bytes": self._late_bytes,
+            "has_encoder_planning": int(self._plans),
             "has_host_tier": int(tier is not None and tier.is_on),
             "saved": 0 if tier is None else sum(tier.host_cache.filled(name) is not None for name in names),
             "loads": totals.get("tier_loads", 0),
@@ -168,6 +173,8 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
             self._tier.switch_off()
         if "lazy_transfer" in names and self._lazy_transfer is not None:
             self._lazy_transfer.is_on = False
+        if "encoder_planning" in names:
+            self._plans = False
 
     def _cut(self, schedule: Callable[[], Any]) -> Any:
         """Plan a step of few tokens: an item behind them is encoded by a later one."""
@@ -241,6 +248,7 @@ class PlanningScheduler(LazyTransferScheduler):
             is_remote=None if self.ec_connector is None else self.ec_connector.has_cache_item,
         )
         self._read: WeakKeyDictionary[Any, Request | None] = WeakKeyDictionary()
+        self._plans = True
 
     def _settle(self, output: Any) -> None:
         cache = self.encoder_cache_manager
@@ -296,6 +304,8 @@ class PlanningScheduler(LazyTransferScheduler):
 
     def _request(self, request: Any) -> Request | None:
         """Return what planning has to know of a request, read once; None for one that vLLM has to plan itself."""
+        if not self._plans:
+            return None
         try:
             known = self._read[request]
         except KeyError:
