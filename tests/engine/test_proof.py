@@ -16,7 +16,7 @@ import pytest
 from semel.core import Digest, Feature, Layout, PrefetchedOutput, Tensor, hash_parts
 from semel.engine.protocol import CachedOutput, StagedOutput
 from semel.engine.vllm.proof import UNTESTED, Proof, State
-from semel.errors import FeatureMissing, InvalidRequest
+from semel.errors import EngineFailed, FeatureMissing, InvalidRequest
 
 FORM = (1, 8, "torch.uint8")
 FEATURE = Feature("image", {"pixels": Tensor("uint8", (8,), memoryview(bytes(8)))}, Layout((7,)))
@@ -149,6 +149,14 @@ async def test_everything_that_is_right_is_on(engine: Engine, caplog: pytest.Log
     assert engine.off == []
     assert not (engine.device or engine.host or engine.is_cut or engine.replays), "nothing is left of it"
     assert engine.plans
+
+
+async def test_an_engine_that_cannot_be_probed_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Engine):
+        async def core(self, command: str, *names: str) -> Mapping[str, int]:
+            raise EngineFailed(f"{command} {names}")
+
+    assert await prove(Mute(), caplog) == (UNTESTED, [])
 
 
 @pytest.mark.parametrize(

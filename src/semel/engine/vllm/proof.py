@@ -28,7 +28,7 @@ from semel.engine.vllm.compat.internals import (
 )
 from semel.engine.vllm.probed import TEXT_TOKENS, Probable, Probed, VllmProbed
 from semel.engine.vllm.tier.host import HostTier
-from semel.errors import EngineDead, SemelError
+from semel.errors import EngineDead, EngineFailed, SemelError
 
 __all__ = ["INJECTION_REFUSAL", "UNTESTED", "Proof", "State", "prove"]
 
@@ -93,7 +93,11 @@ class Proof:
     async def run(self) -> dict[str, State]:
         """Prove what there is, and switch off what fails."""
         began = time.monotonic()
-        await self._find()
+        try:
+            await self._find()
+        except EngineFailed as error:
+            logger.warning("nothing is proven on this machine, everything is as configured: %s", error)
+            return dict(UNTESTED)
         has_any = any(state != "absent" for state in self._states.values())
         for modality, feature in self._features.items():
             if has_any and time.monotonic() - began < _BUDGET_S:
@@ -159,7 +163,7 @@ class Proof:
             tokens = await self._probed.answer([digest], feature)
             runs.append((tokens, await self._outputs(digest)))
         (first, before), (tokens, outputs) = runs
-        if not all(outputs):
+        if not any(outputs):
             raise _UntestableError("its output does not stay on the device")
         return _Resident(feature, digest, outputs, before == outputs, tokens, first == tokens)
 
@@ -257,7 +261,7 @@ class Proof:
         except SemelError:
             del digests[1:]
             tokens = await self._probed.answer(digests, resident.feature)
-        kept = [digest for digest in digests if all(await self._outputs(digest))]
+        kept = [digest for digest in digests if any(await self._outputs(digest))]
         if not kept:
             raise _UntestableError("its output does not stay on the device")
         return kept, tokens
