@@ -16,7 +16,7 @@ import pytest
 from semel.core import Digest, Feature, Layout, PrefetchedOutput, Tensor, hash_parts
 from semel.engine.protocol import CachedOutput, StagedOutput
 from semel.engine.vllm.proof import UNTESTED, Proof, State
-from semel.errors import EngineFailed, FeatureMissing, InvalidRequest
+from semel.errors import EngineFailed, FeatureMissing
 
 FORM = (1, 8, "torch.uint8")
 FEATURE = Feature("image", {"pixels": Tensor("uint8", (8,), memoryview(bytes(8)))}, Layout((7,)))
@@ -48,6 +48,9 @@ class Engine:
     def takes_injections(self) -> bool:
         return True
 
+    def takes_two(self, feature: Feature) -> bool:
+        return feature is FEATURE and self.most > 1
+
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         self.items.add(digest.hex())
         return feature is FEATURE
@@ -61,8 +64,7 @@ class Engine:
         is_sent: bool = True,
     ) -> tuple[int, ...]:
         assert feature is FEATURE
-        if len(digests) > self.most:
-            raise InvalidRequest("too many items")
+        assert len(digests) <= self.most
         if not is_sent and not self.items.issuperset(digest.hex() for digest in digests):
             raise FeatureMissing(digests)
         ways = {"late": self.is_cut, "replayed": self.replays, "planned": self.plans, "injected": not is_sent}

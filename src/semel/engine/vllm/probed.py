@@ -15,7 +15,8 @@ __all__ = ["TEXT_TOKENS", "Probable", "Probed", "VllmProbed"]
 TEXT_TOKENS: Final = 16
 """Tokens before the items: so there is a step that computes a part of the prompt, and no item."""
 
-_SAMPLING: Final = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+_ANSWER_TOKENS: Final = 4
+_SAMPLING: Final = {"max_tokens": _ANSWER_TOKENS, "temperature": 0.0, "ignore_eos": True}
 _TEXT: Final = (0,) * TEXT_TOKENS
 
 
@@ -25,6 +26,9 @@ class Probed(Protocol):
     @property
     def takes_injections(self) -> bool:
         """True if an item can be put in without a request."""
+
+    def takes_two(self, feature: Feature) -> bool:
+        """Return whether a prompt may have two such items."""
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item in; False if it does not fit."""
@@ -72,6 +76,12 @@ class VllmProbed:
     def takes_injections(self) -> bool:
         """See `Probed`."""
         return not self._engine.injection_refusal
+
+    def takes_two(self, feature: Feature) -> bool:
+        """See `Probed`."""
+        contract = self._engine.contract
+        tokens = TEXT_TOKENS + 2 * len(feature.layout) + _ANSWER_TOKENS
+        return contract.max_items[feature.modality] > 1 and tokens <= contract.max_tokens
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """See `Probed`."""

@@ -247,20 +247,14 @@ class Proof:
         await self._compare(resident, tokens, [resident.digest])
 
     async def _answer_two(self, resident: _Resident) -> tuple[list[Digest], tuple[int, ...]]:
-        """Ask about the item twice, under two names, if bits can be compared, and the model takes two in a prompt.
+        """Ask about the item under two names, if bits can be compared and a prompt may have two.
 
         Returns the names whose outputs stayed on the device, and the tokens.
         """
         digests = [resident.digest]
-        if resident.has_same_bits:
+        if resident.has_same_bits and self._probed.takes_two(resident.feature):
             digests.append(_digest(resident.feature.modality, 1))
-        try:
-            tokens = await self._probed.answer(digests, resident.feature)
-        except EngineDead:
-            raise
-        except SemelError:
-            del digests[1:]
-            tokens = await self._probed.answer(digests, resident.feature)
+        tokens = await self._probed.answer(digests, resident.feature)
         kept = [digest for digest in digests if any(await self._outputs(digest))]
         if not kept:
             raise _UntestableError("its output does not stay on the device")

@@ -74,7 +74,7 @@ class Replay:
 
     def take(self) -> bool:
         """Return whether those of this batch are to run again in any case."""
-        if not self._is_forced:
+        if not (self._is_forced and self.is_on):
             return False
         self._is_forced, self._was_done = False, True
         return True
