@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from semel.cli import doctor
 from semel.cli.checks import Finding, host, refuse, start, weights
 from semel.cli.checks.engine_flags import EngineFlags
 from semel.cli.checks.host import Endpoint, Memory, check_memory, check_ports, check_shared_memory, gpu_memory
 from semel.cli.checks.model import check_chat_template, check_model
 from semel.cli.checks.weights import check_weights
-from semel.cli.doctor import examine
+from semel.cli.doctor import examine, examine_worker
 from semel.cli.placement import placements
 from semel.core.flag import GIB, MIB, fill
 from semel.engine.vllm.compat import versions
@@ -27,6 +28,7 @@ from semel.settings.frontend import FrontendSettings
 from semel.settings.secrets import create_key
 from semel.settings.serve import ServeSettings
 from semel.settings.worker import WorkerSettings
+from semel.telemetry.scrape import Scrape
 from tests.conftest import Folder
 
 NO_FLAGS = EngineFlags()
@@ -340,3 +342,16 @@ def test_doctor_says_which_row_a_model_is(tmp_path: Path, config: dict[str, obje
     (found,) = [one for one in examine(str(tmp_path), "127.0.0.1", 0) if one.what == "tested"]
     assert (found.verdict, found.detail[: len(words)]) == (verdict, words)
     assert ("semel verify" in found.remedy) == (verdict == "warning")
+
+
+def test_doctor_says_what_a_running_worker_has_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "\n".join(
+        f'semel_capability{{name="{name}",state="{state}"}} 1.0'
+        for name, state in (("host_tier", "off"), ("lazy_transfer", "proven"), ("encoder_guard", "untested"))
+    )
+    for text, found in (
+        (page, {"host_tier": "problem", "lazy_transfer": "ok", "encoder_guard": "warning"}),
+        ("semel_up 1.0", {"worker": "problem"}),
+    ):
+        monkeypatch.setattr(doctor, "scrape", lambda _, text=text: Scrape.parse(f"{text}\n"))
+        assert {one.what: one.verdict for one in examine_worker("http://127.0.0.1:9100")} == found

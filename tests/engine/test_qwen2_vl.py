@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from semel.core import Modality, Placeholder, Prompt, Submission, Tenant, Timeline
+from semel.engine.vllm.proof import UNTESTED, State
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest, PromptTooLong, SemelError
 from semel.render import ChatRequest, Rendered
 from tests.engine.engines import Engines
@@ -188,6 +189,12 @@ async def test_an_answer_in_strides_is_the_same_as_token_by_token(
         assert sum(strides) == sum(steps)
         assert len(steps) == sum(steps) or more.get("n"), "several sequences may be read at once"
         assert len(strides) <= 2 + sum(steps) // 16
+
+
+async def test_the_engine_proves_what_semel_adds_to_it(rig: Rig) -> None:
+    await rig.engine.warm()
+    absent: dict[str, State] = dict.fromkeys(("host_tier", "embedding_store", "encoder_planning"), "absent")
+    assert rig.engine.capabilities == {**dict.fromkeys(UNTESTED, "proven"), **absent}
 
 
 async def test_the_first_schema_does_not_choose_the_grammar_backend_for_all_S20(rig: Rig, good: Rendered) -> None:

@@ -19,7 +19,7 @@ from semel.lab.bench.serving.statistics import Figure
 from semel.lab.verify import run
 from semel.lab.verify.questions import drawn_questions
 from semel.lab.verify.report import Section, VerifyReport
-from semel.lab.verify.run import Proof, speed_of, verify
+from semel.lab.verify.run import Proof, capability_section, speed_of, verify
 from tests.verify.modelled import Fault, Modelled
 
 DRAWN = cache(drawn_questions)
@@ -181,11 +181,22 @@ def test_the_limit_that_is_unsure_is_marked_and_comes_first() -> None:
     assert [line.endswith("(at most 1.15), unsure") for line in section.lines] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("states", "outcome"),
+    [(("proven", "off"), "failed"), (("proven", "absent"), "passed"), (("absent",) * 2, "skipped")],
+)
+def test_a_part_that_failed_at_the_start_of_a_worker_fails_the_proof(states: tuple[str, ...], outcome: str) -> None:
+    found = dict(zip(("host_tier", "lazy_transfer"), states, strict=True))
+    section = capability_section(found, ["lazy_transfer is switched off for this run: why"] if "off" in states else [])
+    assert section.outcome == outcome
+    assert (section.lines[:1] == ("lazy_transfer is switched off for this run: why",)) == (outcome == "failed")
+
+
 async def test_a_configuration_that_is_not_supported_starts_nothing() -> None:
     refused = Section("configuration", "failed", "not supported")
     report = await verify(Proof(Options(model="nowhere")), refused, lambda *_: None)
     assert not report.ok
-    assert [section.outcome for section in report.sections] == ["failed", *["skipped"] * 4]
+    assert [section.outcome for section in report.sections] == ["failed", *["skipped"] * 5]
 
 
 @pytest.mark.slow

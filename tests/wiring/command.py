@@ -10,10 +10,11 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
 from semel import cli
@@ -45,6 +46,7 @@ class WiredEngine(PacedEngine):
     injection_refusal = ""
     grammars = SimpleNamespace(samples=tuple)
     item_cache = SimpleNamespace(evictions=0)
+    capabilities: ClassVar[Mapping[str, str]] = {"lazy_transfer": "proven"}
     window = EngineWindow(sequences=1, step_tokens=MAX_TOKENS)
 
     @classmethod

@@ -88,7 +88,7 @@ def run_configuration(one: Configuration, folder: Path, scratch: Path, requests:
 def compare_sides(one: Configuration, bare: Side, semel: Side) -> MatrixResult:
     """What differs, and what a comparison that may be trusted has to have seen."""
     wrong_probes, wrong_random = _differences(bare.probes, semel.probes), _differences(bare.random, semel.random)
-    wrong_controls = _differences(bare.controls, semel.controls)
+    wrong_controls = _differences(bare.controls, semel.controls) + _differences(bare.controls, semel.proved)
     result = MatrixResult(
         one.name,
         probes=len(bare.probes),
@@ -127,6 +127,8 @@ def _unseen(one: Configuration, bare: Side, semel: Side, result: MatrixResult) -
         "nobody was preempted": semel.preemptions > 0 or not one.preempts,
         "nothing was left out, and lazy transfer should be on": semel.left_out_bytes > 0 or not one.ships,
         "something was left out, and lazy transfer should be off": semel.left_out_bytes == 0 or one.ships,
+        f"the proof at start says {semel.proof}": set(semel.proof.values()) <= {"proven", "absent", "untested"},
+        f"with a wrong copy the proof at start says {semel.flipped}": semel.flipped == _flipped(one, semel),
         "a feature that lies was not ended alone": lied == ({"ended alone"} if one.has_lies else set()),
         **{f"a planted fault was not found: {name}": is_caught for name, is_caught in result.caught.items()},
     }
@@ -135,6 +137,11 @@ def _unseen(one: Configuration, bare: Side, semel: Side, result: MatrixResult) -
         wrong = {path: found.facts.get(path) for path, value in one.facts.items() if found.facts.get(path) != value}
         unseen += [f"{side} ran with {path} = {value}" for path, value in wrong.items()]
     return unseen
+
+
+def _flipped(one: Configuration, semel: Side) -> dict[str, str]:
+    """The tier is switched off, and nothing else."""
+    return {**semel.proof, "host_tier": "off"} if one.tier_bytes else {}
 
 
 def _differences(expected: Mapping[str, ProbeAnswer], actual: Mapping[str, ProbeAnswer]) -> list[str]:

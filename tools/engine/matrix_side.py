@@ -52,6 +52,15 @@ class Side:
     planted: dict[str, ProbeAnswer] = field(default_factory=dict)
     """With the fault."""
 
+    proof: dict[str, str] = field(default_factory=dict)
+    """The states of the engine's capabilities."""
+
+    flipped: dict[str, str] = field(default_factory=dict)
+    """The same with a bit flipped by what the embedding tier saves."""
+
+    proved: dict[str, ProbeAnswer] = field(default_factory=dict)
+    """The controls after that."""
+
     lies: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     aborted: int = 0
@@ -162,12 +171,24 @@ async def run_semel(one: Configuration, folder: Path, scratch: Path, requests: S
         found.loads = totals.tier_loads
         if one.has_lies:
             await _tell_lies(rig, found)
+        await _prove(rig, one, found, ask)
         for name in one.plants:
             await rig.engine.reset()
             await rig.llm.collective_rpc("plant", args=(name,))
             found.planted[name] = await ask(control(name), RANDOM_TOKENS)
         found.asking_s = time.monotonic() - began
     return found
+
+
+async def _prove(rig: ShippedRig, one: Configuration, found: Side, ask: Ask) -> None:
+    """Let the engine prove what it has of semel; with a tier, once more with a wrong copy."""
+    await rig.engine.warm()
+    found.proof = dict(rig.engine.capabilities)
+    if one.tier_bytes:
+        await rig.llm.collective_rpc("plant", args=("flipped",))
+        await rig.engine.warm()
+        found.flipped = dict(rig.engine.capabilities)
+    found.proved = {name: await ask(control(name), RANDOM_TOKENS) for name in one.plants}
 
 
 def _semel_asking(rig: ShippedRig, one: Configuration) -> Ask:
@@ -228,7 +249,7 @@ def _preemptions() -> int:
 def read_side(line: str) -> Side:
     """What `main` wrote."""
     read: Mapping[str, Any] = json.loads(line)
-    answers = ("probes", "random", "controls", "planted")
+    answers = ("probes", "random", "controls", "planted", "proved")
     whole = {name: {key: _answer(value) for key, value in read[name].items()} for name in answers}
     return Side(**{**read, **whole})
 

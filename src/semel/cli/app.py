@@ -112,6 +112,11 @@ class DoctorSettings:
         help="Check plain vLLM with semel inside instead: what SEMEL switches on, what is off, and why.",
         group="Server",
     )
+    worker: str | None = flag(
+        None,
+        help="Show instead what a running worker has proven at its start: the URL of its --admin-port.",
+        group="Server",
+    )
     store: EmbeddingStoreSettings = section(EmbeddingStoreSettings)
 
 
@@ -121,12 +126,14 @@ def doctor(call: Call[DoctorSettings]) -> None:
 
     The checks of a model are those that run before a start; vLLM's flags count.
     """
-    from semel.cli.doctor import examine, examine_door
+    from semel.cli.doctor import examine, examine_door, examine_worker
 
     settings = call.settings
     marks = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
     failed = False
     findings = examine(settings.model, settings.host, settings.port, call.rest, store=settings.store)
+    if settings.worker is not None:
+        findings = examine_worker(settings.worker.rstrip("/"))
     for finding in examine_door() if settings.vllm else findings:
         failed |= finding.verdict == "problem"
         remedy = f"  → {finding.remedy}" if finding.remedy else ""

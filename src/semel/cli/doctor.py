@@ -16,12 +16,14 @@ from semel.cli.checks.finding import Finding, problem_of
 from semel.cli.checks.host import Endpoint, check_ports, check_sandbox, check_shared_memory, check_socket_folder
 from semel.cli.checks.model import check_model
 from semel.cli.checks.start import engine_findings
+from semel.cli.top import scrape
 from semel.embeddings.settings import EmbeddingStoreSettings
 from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import TESTED, installed_version
 from semel.settings.secrets import embedding_store_nodes
+from semel.telemetry import metrics
 
-__all__ = ["check_embedding_store", "examine", "examine_door"]
+__all__ = ["check_embedding_store", "examine", "examine_door", "examine_worker"]
 
 _PACKAGES: Final = ("semel", "transformers", "tokenizers", "torch", "pyzmq", "starlette")
 _MIN_MEMORY_BYTES: Final = 8 * 1024**3
@@ -58,6 +60,21 @@ def examine_door() -> Iterator[Finding]:
     yield from check_door()
     yield check_sandbox()
     yield check_shared_memory()
+
+
+def examine_worker(url: str) -> Iterator[Finding]:
+    """Yield the state of each part that a running worker has tried at its start, by the metrics at its admin port."""
+    found = scrape(url)
+    states = {} if isinstance(found, str) else found.states(metrics.CAPABILITY, "state", of="name")
+    if not states:
+        detail = f"{url}/metrics {found if isinstance(found, str) else 'are not those of a worker'}"
+        yield Finding("worker", "problem", detail, "give the address of its --admin-port")
+    for name, state in states.items():
+        if state == "off":
+            remedy = "the worker's log has one line that says how; please send it to us"
+            yield Finding(name, "problem", "failed at the worker's start, and is not used", remedy)
+        else:
+            yield Finding(name, "warning" if state == "untested" else "ok", state)
 
 
 def _package(name: str) -> Finding:

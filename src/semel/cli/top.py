@@ -27,7 +27,7 @@ from semel.telemetry.meter import Metric
 from semel.telemetry.scrape import Scrape, quantile
 from semel.telemetry.stages import Stage
 
-__all__ = ["Look", "Overview", "draw", "overview", "save", "watch"]
+__all__ = ["Look", "Overview", "draw", "overview", "save", "scrape", "watch"]
 
 _TIMEOUT_S: Final = 2.0
 _PAGE_CHARS: Final = 130
@@ -125,8 +125,8 @@ def _stages(pairs: Sequence[tuple[Scrape, Scrape]]) -> list[tuple[str, tuple[flo
         before: dict[float, float] = {}
         after: dict[float, float] = {}
         for old, new in pairs:
-            for sums, scrape in ((before, old), (after, new)):
-                for bound, count in scrape.buckets(metrics.STAGE_SECONDS, stage=stage).items():
+            for sums, one in ((before, old), (after, new)):
+                for bound, count in one.buckets(metrics.STAGE_SECONDS, stage=stage).items():
                     sums[bound] = sums.get(bound, 0.0) + count
         median, high = quantile(0.5, before, after), quantile(0.95, before, after)
         if median is not None and high is not None:
@@ -161,11 +161,12 @@ def save(urls: Sequence[str], path: Path, *, every_s: float) -> None:
 
 
 def _look(urls: Sequence[str], threads: ThreadPoolExecutor) -> Look:
-    scrapes = dict(zip(urls, threads.map(_scrape, urls), strict=True))
+    scrapes = dict(zip(urls, threads.map(scrape, urls), strict=True))
     return Look(time.monotonic(), scrapes)
 
 
-def _scrape(url: str) -> Scrape | str:
+def scrape(url: str) -> Scrape | str:
+    """Return the metrics of a process, or why there are none."""
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=_TIMEOUT_S) as reply:  # noqa: S310
             return Scrape.parse(reply.read().decode())

@@ -204,7 +204,7 @@ async def _admin(
     for read in (
         page.samples,
         worker.samples,
-        partial(_eviction_samples, engine),
+        partial(_engine_samples, engine),
         engine.grammars.samples,
         lookups.samples,
         *(() if sync is None else (sync.samples,)),
@@ -290,5 +290,7 @@ def _exit_within(seconds: float) -> None:
     timer.start()
 
 
-def _eviction_samples(engine: VllmEngine) -> Iterator[Sample]:
+def _engine_samples(engine: VllmEngine) -> Iterator[Sample]:
     yield metrics.MM_CACHE_EVICTIONS, engine.item_cache.evictions, ("worker",)
+    for name, state in engine.capabilities.items():
+        yield metrics.CAPABILITY, 1, (name, state)

@@ -66,6 +66,12 @@ ENCODER_REJECTED: Final = Metric(
     _ENGINE,
 )
 
+CAPABILITY: Final = Metric(
+    "semel_capability",
+    "1 for the state of each part that a worker tries at its start: proven, off (it failed, and is not used), untested "
+    "or absent.",
+    ("name", "state"),
+)
 INTAKE_BYTES: Final = Metric(
     "semel_intake_bytes", "Bytes of features that a worker keeps for requests on their way into the engine."
 )

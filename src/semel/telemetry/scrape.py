@@ -47,6 +47,10 @@ class Scrape:
             sums[found[label]] = sums.get(found[label], 0.0) + value
         return sums
 
+    def states(self, metric: Metric, label: str, of: str) -> dict[str, str]:
+        """Return the value of a label by that of another one, of samples that are 1."""
+        return {found[of]: found[label] for found, value in self._of(metric.name, {}) if value}
+
     def buckets(self, metric: Metric, **labels: str) -> dict[float, float]:
         """Return the number of a histogram's values at or below each bound."""
         counts: dict[float, float] = {}

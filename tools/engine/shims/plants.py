@@ -50,4 +50,20 @@ def delay_late_items(_: Any) -> None:
     worker.receive = receive_late  # type: ignore[assignment]
 
 
-PLANTS = {"swapped": swap_encoder_outputs, "late": delay_late_items}
+def flip_saved_bit(_: Any) -> None:
+    """The embedding tier saves every output with one bit that is wrong."""
+    import torch
+    from vllm.distributed.ec_transfer import get_ec_transfer
+
+    copies: Any = get_ec_transfer()._copies
+    save = copies.save
+
+    def save_wrong(step: Any, key: str, output: Any) -> None:
+        wrong = output.clone()
+        wrong.view(-1).view(torch.uint8)[-1] ^= 1
+        save(step, key, wrong)
+
+    copies.save = save_wrong
+
+
+PLANTS = {"swapped": swap_encoder_outputs, "late": delay_late_items, "flipped": flip_saved_bit}

@@ -34,6 +34,7 @@ from semel.engine.vllm.model.identity import encoder_identity
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.model.rendering import model_aliases
 from semel.engine.vllm.model.self_test import SelfTest
+from semel.engine.vllm.proof import INJECTION_REFUSAL, UNTESTED, prove
 from semel.engine.vllm.requests.intake import RequestIntake
 from semel.engine.vllm.requests.item_builder import ItemBuilder
 from semel.engine.vllm.requests.item_cache import ItemCache
@@ -95,6 +96,7 @@ class VllmEngine:
         self._intake = RequestIntake(llm, item_cache, self._builder, self._delivery, self._order)
         self._prefix_era: str | None = None
         self._tier = tier
+        self.capabilities = UNTESTED
         if tier is not None:
             tier.fence = llm.is_sleeping
 
@@ -178,7 +180,7 @@ class VllmEngine:
     @property
     def injection_refusal(self) -> str:
         """Why no item can be injected; empty if it can."""
-        return self._items.refusal
+        return INJECTION_REFUSAL if self.capabilities["injection"] == "off" else self._items.refusal
 
     @property
     def window(self) -> EngineWindow:
@@ -204,6 +206,9 @@ class VllmEngine:
         has_none = self._model.is_encoder_decoder or self._llm.input_processor.tokenizer is None
         grammars = None if has_none else self._grammars  # no prompt without an item, or no grammars
         await Warmup(self, self._samples, self._delivery, grammars, self._tier).run()
+        self.capabilities = await prove(self, self._llm, self._samples, self._tier)
+        if self.capabilities["embedding_store"] == "off":
+            self._tier = None
 
     def holds(self, digest: Digest) -> bool:
         """Return whether vLLM's item cache holds the item."""

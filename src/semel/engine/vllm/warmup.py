@@ -65,7 +65,6 @@ class Warmup:
         probes = [await self._probe(self._tier, modality, feature) for modality, feature in self._samples.items()]
         self._tier.identity = await identifying
         self._tier.probe = _joined(probes)
-        self._tier.begin()
 
     async def _probe(self, tier: HostTier, modality: Modality, feature: Feature) -> bytes | None:
         """Return the hash of what the encoder made of a sample; None if it was not saved."""

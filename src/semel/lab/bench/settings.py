@@ -148,6 +148,12 @@ class VerifySettings:
         default_text="text, new, again and repeats",
     )
     full: bool = flag(False, help="As many rounds as `semel bench serve`: slower, and surer.", group="Measurement")
+    capabilities: bool = flag(
+        False,
+        help="Start semel alone, with an embedding tier, and print what it proves at its start; with --semel, what the "
+        "worker with this --admin-port has proven.",
+        group="Measurement",
+    )
     draw_seed: int | None = flag(
         None, help="Seed of the drawn images, clips and videos.", group="Measurement", min=0, default_text="a new one"
     )

@@ -17,7 +17,7 @@ from semel.lab.bench.serving.run import Options
 from semel.lab.bench.settings import VerifySettings
 from semel.lab.cli.benching import shown_progress, until_stopped
 from semel.lab.verify.report import Section, VerifyReport
-from semel.lab.verify.run import Proof, verify
+from semel.lab.verify.run import Proof, capabilities, verify
 
 __all__ = ["run_verify", "show_report"]
 
@@ -36,6 +36,8 @@ def run_verify(settings: VerifySettings, flags: list[str]) -> int:
         settings.only,
         not settings.full,
     )
+    if settings.capabilities:
+        return _show_capabilities(options)
     options.are_elsewhere()
     proof = Proof(options, secrets.randbits(32) if settings.draw_seed is None else settings.draw_seed)
     with shown_progress("semel verify") as tell:
@@ -44,6 +46,16 @@ def run_verify(settings: VerifySettings, flags: list[str]) -> int:
     _write(report, path)
     show_report(report, path)
     return int(not report.ok)
+
+
+def _show_capabilities(options: Options) -> int:
+    with shown_progress("semel verify") as tell:
+        states = uvloop.run(until_stopped(capabilities(options, tell)))
+    for name, state in states.items():
+        typer.echo(f"{name:16} {state}")
+    if not states:
+        typer.echo("no capabilities: --semel names the worker's --admin-port", err=True)
+    return int(not states or "off" in states.values())
 
 
 def _configuration(settings: VerifySettings, flags: list[str]) -> Section:

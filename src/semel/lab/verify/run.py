@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,8 @@ from semel.lab.bench.serving.bench import Bench, Tell
 from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.figures import Row
 from semel.lab.bench.serving.report import format_figure
-from semel.lab.bench.serving.run import Options, Running, measure, running
+from semel.lab.bench.serving.run import Options, Running, measure, running, running_semel
+from semel.lab.bench.serving.scenarios.restart import restart_flags, running_store
 from semel.lab.bench.serving.stages import scrape
 from semel.lab.verify.answers import Answer
 from semel.lab.verify.parity import compare, judge
@@ -32,13 +34,15 @@ from semel.lab.verify.report import (
 from semel.telemetry import metrics
 from semel.telemetry.scrape import Scrape
 
-__all__ = ["SCENARIOS", "Proof", "speed_of", "verify"]
+__all__ = ["SCENARIOS", "Proof", "capabilities", "capability_section", "speed_of", "verify"]
 
 SCENARIOS: Final = ("text", "new", "again", "repeats")
 """Those of `semel bench serve` that run on any machine within some minutes."""
 
+_TIER_FLAGS: Final = ("--embedding-tier-gb", "1")
 _NO_PREFIXES: Final = "--no-enable-prefix-caching"
 _OFF: Final = re.compile(r"this worker takes no (\w+), because semel would not serve it as vLLM does: (.*)")
+_FAILED: Final = re.compile(r"(\w+ is switched off for this run: .*)")
 _MODALITIES: Final[tuple[Modality, ...]] = ("image", "audio", "video")
 
 
@@ -65,14 +69,14 @@ async def verify(proof: Proof, configuration: Section, tell: Tell) -> VerifyRepo
     return VerifyReport(host, describe_model(proof.servers.model), flags, tuple(sections))
 
 
-_PARTS: Final = ("self-test", "parity", "once", "speed")
+_PARTS: Final = ("self-test", "capabilities", "parity", "once", "speed")
 
 
 async def _with_servers(proof: Proof, tell: Tell) -> list[Section]:
     names = proof.servers.scenarios() if proof.servers.only else list(SCENARIOS)
     try:
         async with running(proof.servers, names, tell) as servers:
-            sections = [_self_test(servers.bench)]
+            sections = [_self_test(servers.bench), await _capabilities(servers.bench)]
             sections += await _compared(servers.bench, proof.seed)
             return [*sections, await _speed(servers, names, proof.servers)]
     except ConfigError as error:
@@ -91,11 +95,57 @@ def _self_test(bench: Bench) -> Section:
     log = bench.sides.semel.server.log
     if log is None:
         return _skipped("self-test", "the servers were not started here; a worker that fails it refuses the modality")
-    off = _OFF.findall(Path(log).read_text(errors="replace"))
+    off = _OFF.findall(_read(log))
     lines = tuple(f"{modality}: {without_paths(why)}" for modality, why in dict.fromkeys(off))
     if lines:
         return Section("self-test", "failed", "the worker has switched modalities off", lines)
     return Section("self-test", "passed", "features and prompts are bit by bit vLLM's own, for every modality")
+
+
+async def _capabilities(bench: Bench) -> Section:
+    server = bench.sides.semel.server
+    if server.admin_url is None or server.log is None:
+        return _skipped("capabilities", "the servers were not started here; `semel doctor --worker URL` shows them")
+    lines = _FAILED.findall(_read(server.log))
+    return capability_section(await _read_capabilities(server.admin_url), [without_paths(line) for line in lines])
+
+
+def _read(log: Path) -> str:
+    return log.read_text(errors="replace")
+
+
+def capability_section(states: Mapping[str, str], reasons: Sequence[str] = ()) -> Section:
+    """Return what the worker has proven at its start, and why a part is switched off."""
+    lines = (*reasons, *(f"{name}: {state}" for name, state in states.items()))
+    if off := [name for name, state in states.items() if state == "off"]:
+        summary = f"{', '.join(off)} failed on this machine, and the worker does not use it"
+        return Section("capabilities", "failed", summary, lines, states)
+    if proven := [name for name, state in states.items() if state == "proven"]:
+        return Section("capabilities", "passed", f"proven on this machine: {', '.join(proven)}", lines, states)
+    return _skipped("capabilities", "this engine has nothing that could be proven")
+
+
+async def capabilities(options: Options, tell: Tell) -> dict[str, str]:
+    """Return the states of what a worker tries at its start: of a running one, or of one that is started here.
+
+    That one has an embedding tier, and a store if this machine has a program for one.
+    """
+    if options.semel is not None:
+        return await _read_capabilities(options.semel)
+    async with AsyncExitStack() as stack:
+        try:
+            flags = restart_flags(await stack.enter_async_context(running_store()))
+        except ConfigError:
+            flags = _TIER_FLAGS
+        server = await stack.enter_async_context(running_semel(options, flags, tell))
+        assert server.admin_url is not None
+        return await _read_capabilities(server.admin_url)
+
+
+async def _read_capabilities(url: str) -> dict[str, str]:
+    async with Client(url) as worker:
+        found = Scrape.parse(await worker.read("/metrics"))
+    return found.states(metrics.CAPABILITY, "state", of="name")
 
 
 async def _compared(bench: Bench, seed: int) -> list[Section]:

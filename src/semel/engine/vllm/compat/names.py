@@ -304,6 +304,13 @@ NAMES: Final[tuple[Name, ...]] = (
         *("config.ec_manager_config", "EncoderCacheManagerConfig", "the encoder cache"),
         *("encoder_cache_manager_cls", "manager_config"),
     ),
+    # The proof at start.
+    *_of("v1.engine.core", "", "the proof at start", "EngineCore"),
+    *_of("v1.engine.core", "EngineCore", "the proof at start", "scheduler"),
+    *_of("v1.engine.core_client", "AsyncMPClient", "the proof at start", "call_utility_async(method)"),
+    *_of("v1.engine.async_llm", "AsyncLLM", "the proof at start", "collective_rpc(method, timeout, args)"),
+    *_of("v1.core.sched.scheduler", "Scheduler", "the proof at start", "max_num_scheduled_tokens"),
+    *_of("v1.worker.gpu.mm.encoder_cache", "EncoderCache", "the proof at start", "encoder_outputs"),
     # The embedding tier.
     *_of("distributed.ec_transfer", "", "the embedding tier", "get_ec_transfer", since="0.32"),
     *_of(

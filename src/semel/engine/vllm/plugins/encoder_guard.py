@@ -37,7 +37,7 @@ from semel.engine.vllm.compat.internals import (
 from semel.engine.vllm.plugins.finite_outputs import FiniteOutputs
 from semel.engine.vllm.plugins.rejection import Rejection, with_rejections
 
-__all__ = ["EncoderGuard", "FirstRunnerGuard", "SecondRunnerGuard", "create_guard"]
+__all__ = ["EncoderGuard", "FirstRunnerGuard", "Replay", "SecondRunnerGuard", "create_guard"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,41 @@ class _Input:
         return cls(request_id, index, feature.identifier, feature.modality, num_embeds(feature))
 
 
+@dataclass(slots=True)
+class Replay:
+    """The second run of the items of a batch, each alone."""
+
+    is_on: bool = True
+    """False if it was found wrong: then all items of a batch that does not fit are rejected."""
+
+    _is_forced: bool = False
+    _was_done: bool = False
+
+    def force(self) -> None:
+        """Run the items of the next batch again in any case."""
+        self._is_forced, self._was_done = True, False
+
+    def take(self) -> bool:
+        """Return whether those of this batch are to run again in any case."""
+        if not (self._is_forced and self.is_on):
+            return False
+        self._is_forced, self._was_done = False, True
+        return True
+
+    def was_done(self) -> bool:
+        """Return whether they have; no batch runs again for that any more."""
+        self._is_forced = False
+        return self._was_done
+
+    def concerns(self, batch: Sequence[Any], is_forced: bool) -> bool:
+        """Return whether the items of a batch that was not kept run again."""
+        return self.is_on and (is_forced or len(batch) > 1)
+
+
 class EncoderGuard(Protocol):
     """A guard that compares the sizes of the encoder's outputs, and rejects what does not fit."""
+
+    replay: Replay
 
     def tell(self, output: Any) -> Any:
         """Return what a step gave, with what was rejected in it if that is already its output."""
@@ -138,6 +171,7 @@ class FirstRunnerGuard:
         self._execute, runner._execute_mm_encoder = runner._execute_mm_encoder, self.execute
         self._store, runner._cache_encoder_output = runner._cache_encoder_output, self.store
         self._findings = _Findings(runner)
+        self.replay = Replay()
         self._made: dict[str, tuple[Any, ...]] = {}
         """Outputs that the last run of the encoder would store, by identifier: the arguments of vLLM's own method."""
 
@@ -145,10 +179,13 @@ class FirstRunnerGuard:
         """Encode what a step has to encode. vLLM calls this."""
         self._findings.clear()
         inputs = self._scheduled(scheduler_output)
-        if not self._encodes(scheduler_output, inputs):
+        is_forced = bool(inputs) and self.replay.take()
+        if not self._encodes(scheduler_output, inputs, keeps=not is_forced):
+            replays = self.replay.concerns(inputs, is_forced)
             for one in inputs:
-                if len(inputs) == 1 or not self._encodes(_only(one, scheduler_output), [one]):
-                    self._runner.encoder_cache[one.identifier] = self._findings.reject(one, self._output(one))
+                if not (replays and self._encodes(_only(one, scheduler_output), [one])):
+                    output = self._output(one) if replays or len(inputs) == 1 else None
+                    self._runner.encoder_cache[one.identifier] = self._findings.reject(one, output)
         self._made = {}
         # Only an encoder-decoder takes them from here; all its items are of one modality, so this is their order.
         return [_fitted(self._runner.encoder_cache[one.identifier], one.embeds) for one in inputs]
@@ -171,8 +208,8 @@ class FirstRunnerGuard:
                     inputs.append(_Input.from_feature(request_id, index, feature))
         return inputs
 
-    def _encodes(self, scheduler_output: Any, inputs: Sequence[_Input]) -> bool:
-        """Encode a batch, and store what was made if all of it fits."""
+    def _encodes(self, scheduler_output: Any, inputs: Sequence[_Input], *, keeps: bool = True) -> bool:
+        """Encode a batch, and store what was made if all of it fits; unless it `keeps` nothing."""
         self._made = {}
         try:
             self._execute(scheduler_output)
@@ -182,7 +219,7 @@ class FirstRunnerGuard:
             _log_failure(inputs, error)
             self._made = {}
             return False
-        if any((output := self._output(one)) is None or len(output) != one.embeds for one in inputs):
+        if not keeps or any((output := self._output(one)) is None or len(output) != one.embeds for one in inputs):
             return False
         self._findings.learn(inputs, [self._made[one.identifier][0] for one in inputs])
         for identifier, made in self._made.items():
@@ -205,6 +242,7 @@ class SecondRunnerGuard:
         self._prepare, runner.prepare_mm_inputs = runner.prepare_mm_inputs, self.prepare
         self._execute, runner.execute_mm_encoder = runner.execute_mm_encoder, self.execute
         self._findings = _Findings(worker.model_runner)
+        self.replay = Replay()
         self._inputs: list[_Input] = []
         """The batch that is encoded next."""
 
@@ -229,11 +267,12 @@ class SecondRunnerGuard:
         if len(inputs) != len(items):
             return list(self._execute(items))
         outputs = self._encoded(items, inputs)
-        if outputs is None or any(map(_misfits, inputs, outputs)):
-            outputs = [
-                self._alone(one, outputs if len(inputs) == 1 else self._encoded([item], [one]))
-                for one, item in zip(inputs, items, strict=True)
-            ]
+        is_forced = bool(inputs) and self.replay.take()
+        if is_forced or outputs is None or any(map(_misfits, inputs, outputs)):
+            batch, outputs = outputs if len(inputs) == 1 else None, []
+            replays = self.replay.concerns(inputs, is_forced)
+            for one, item in zip(inputs, items, strict=True):
+                outputs.append(self._alone(one, self._encoded([item], [one]) if replays else batch))
         return outputs
 
     def tell(self, output: Any) -> Any:

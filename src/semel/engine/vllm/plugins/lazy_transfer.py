@@ -60,6 +60,8 @@ class LazyTransfer:
 
     def __init__(self) -> None:
         self._partial: dict[str, set[int]] = {}
+        self.is_on = True
+        """False if nothing is left out any more. What was left out before still follows."""
 
     @classmethod
     def from_config(cls, vllm_config: Any) -> Self | None:
@@ -81,7 +83,7 @@ class LazyTransfer:
             self._partial.pop(request_id, None)
         left_out = 0
         for new in output.scheduled_new_reqs:
-            if new.mm_features:
+            if new.mm_features and self.is_on:
                 encoded = output.scheduled_encoder_inputs.get(new.req_id, ())
                 left_out += self._lighten(new, requests[new.req_id].mm_features, encoded)
         late = self._late(output.scheduled_encoder_inputs, requests)

@@ -15,7 +15,7 @@ all let go of theirs at the end of the step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
@@ -29,6 +29,7 @@ from vllm.v1.request import RequestStatus
 from semel.core import Mask, Placeholder, Timeline
 from semel.encoder.plan import Planner, Request
 from semel.engine.vllm.compat.internals import drop_encoder_outputs, forget_prefix
+from semel.engine.vllm.compat.probes import take_calls
 from semel.engine.vllm.compat.versions import PLANNING_SINCE, is_tested
 from semel.engine.vllm.grammars.following import Following
 from semel.engine.vllm.plugins.encoder_cache import EncoderCache
@@ -80,6 +81,11 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
         self._lazy_transfer = LazyTransfer.from_config(self.vllm_config)
         self._tier = self.ec_connector.books if has_tier(self.vllm_config) else None
         self._following = Following(self, is_on=limits_grammars)
+        self.max_num_scheduled_tokens: int
+        self._plans = False
+        self._first_chunk = 0
+        self._late_bytes = 0
+        take_calls()
         if isinstance(self.encoder_cache_manager, EncoderCache):
             self.encoder_cache_manager.include(self._totals)
             if self._tier is not None:
@@ -104,10 +110,12 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step."""
         self._following.plan()
-        output = super().schedule(*args, **kwargs)
+        is_cut = self._first_chunk and self.requests
+        output = self._cut(super().schedule) if is_cut else super().schedule(*args, **kwargs)
         self._settle(output)
         if self._lazy_transfer is not None:
             shipped = self._lazy_transfer.ship(output, self.requests)
+            self._late_bytes += shipped.late_bytes
             if isinstance(self.encoder_cache_manager, EncoderCache):
                 self.encoder_cache_manager.count(shipped)
         return output
@@ -133,15 +141,62 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
             self._forget(rejections, len(rejected))
         return outputs
 
+    def probe(self, command: str, names: Sequence[str]) -> dict[str, int]:
+        """Do what the proof at start asks for between two steps (`semel.engine.vllm.proof`); returns counts.
+
+        `count` does nothing; the names are keys of encoder outputs. `drop` drops these from the device, and the tier
+        keeps them. `cut` lets the next step compute so many tokens only. `unplanned` leaves planning to vLLM until
+        `planned`. `off` switches a capability off for this run.
+        """
+        if command == "drop":
+            self._drop(names, 0)
+        elif command == "cut":
+            self._first_chunk = int(names[0])
+        elif command in ("planned", "unplanned"):
+            self._plans = command == "planned"
+        elif command == "off":
+            self._switch_off(names)
+        lazy_transfer, tier = self._lazy_transfer, self._tier
+        totals = {} if tier is None else tier.totals()
+        return {
+            "has_lazy_transfer": int(lazy_transfer is not None and lazy_transfer.is_on),
+            "late_bytes": self._late_bytes,
+            "has_encoder_planning": int(self._plans),
+            "has_host_tier": int(tier is not None and tier.is_on),
+            "saved": 0 if tier is None else sum(tier.host_cache.filled(name) is not None for name in names),
+            "loads": totals.get("tier_loads", 0),
+            "prefetched": totals.get("tier_prefetched", 0),
+        }
+
+    def _switch_off(self, names: Sequence[str]) -> None:
+        if "host_tier" in names and self._tier is not None:
+            self._tier.switch_off()
+        if "lazy_transfer" in names and self._lazy_transfer is not None:
+            self._lazy_transfer.is_on = False
+        if "encoder_planning" in names:
+            self._plans = False
+
+    def _cut(self, schedule: Callable[[], Any]) -> Any:
+        """Plan a step of few tokens: an item behind them is encoded by a later one."""
+        whole, self.max_num_scheduled_tokens, self._first_chunk = self.max_num_scheduled_tokens, self._first_chunk, 0
+        try:
+            return schedule()
+        finally:
+            self.max_num_scheduled_tokens = whole
+
     def _forget(self, rejections: Iterable[Rejection], requests: int) -> None:
         """Forget the outputs of items that did not fit, with which so many requests were ended."""
         identifiers = [rejection.identifier for rejection in rejections]
+        self._drop(identifiers, requests)
+        if self._tier is not None:
+            self._tier.forget(identifiers)
+
+    def _drop(self, identifiers: Sequence[str], requests: int) -> None:
+        """Drop outputs from the device, after so many requests with them were ended."""
         if isinstance(self.encoder_cache_manager, EncoderCache):
             self.encoder_cache_manager.reject(identifiers, requests)
         else:
             drop_encoder_outputs(self.encoder_cache_manager, identifiers)
-        if self._tier is not None:
-            self._tier.forget(identifiers)
 
     def reset_encoder_cache(self) -> None:
         """Forget every encoder output: the weights change. vLLM does not tell its connectors."""
@@ -193,6 +248,7 @@ class PlanningScheduler(LazyTransferScheduler):
             is_remote=None if self.ec_connector is None else self.ec_connector.has_cache_item,
         )
         self._read: WeakKeyDictionary[Any, Request | None] = WeakKeyDictionary()
+        self._plans = True
 
     def _settle(self, output: Any) -> None:
         cache = self.encoder_cache_manager
@@ -248,6 +304,8 @@ class PlanningScheduler(LazyTransferScheduler):
 
     def _request(self, request: Any) -> Request | None:
         """Return what planning has to know of a request, read once; None for one that vLLM has to plan itself."""
+        if not self._plans:
+            return None
         try:
             known = self._read[request]
         except KeyError:

@@ -14,13 +14,15 @@ ends the engine. Here such a row draws from the common generator: its token is d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
+from semel.core import hash_parts
 from semel.engine.owner import end_with_owner
 from semel.engine.quick_exit import exit_quickly_when_done
 from semel.engine.vllm.compat.internals import (
@@ -30,12 +32,13 @@ from semel.engine.vllm.compat.internals import (
     received_features,
     row_generators,
 )
+from semel.engine.vllm.compat.probes import encoder_outputs
 from semel.engine.vllm.plugins.encoder_guard import EncoderGuard, create_guard
 from semel.engine.vllm.plugins.lazy_transfer import LateItems
 from semel.engine.vllm.plugins.rope_positions import allow_bare_items
 from semel.engine.vllm.tier.config import has_tier
 
-__all__ = ["GuardedWorker", "LazyTransferWorker", "receive", "resting_generators"]
+__all__ = ["GuardedWorker", "LazyTransferWorker", "digest_output", "receive", "resting_generators"]
 
 _Worker: Any = resolve_obj_by_qualname(default_worker(current_platform))
 
@@ -84,6 +87,25 @@ class GuardedWorker(_Worker):  # type: ignore[misc]
 
             get_ec_transfer().forget_saved()
 
+    def digest_outputs(self, identifiers: Sequence[str]) -> dict[str, str]:
+        """Return the hashes of those encoder outputs that are on the device, for the proof at start."""
+        outputs = encoder_outputs(self)
+        return {one: digest_output(outputs[one]) for one in identifiers if one in outputs}
+
+    def replay_next(self) -> None:
+        """Have the guard encode the items of the next batch alone, as if one did not fit."""
+        if self._guard is not None:
+            self._guard.replay.force()
+
+    def has_replayed(self) -> bool | None:
+        """Return whether that was done; None without a guard."""
+        return None if self._guard is None else self._guard.replay.was_done()
+
+    def stop_replaying(self) -> None:
+        """Have the guard encode no batch again: it ends all requests of one that does not fit."""
+        if self._guard is not None:
+            self._guard.replay.is_on = False
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the tokens of a step."""
         if self.use_v2_model_runner or not current_platform.is_cpu():
@@ -123,6 +145,12 @@ def receive(worker: Any, scheduler_output: Any) -> None:
         features = received_features(worker, request_id)
         for index, item in items.items():
             features[index] = item
+
+
+def digest_output(output: torch.Tensor) -> str:
+    """Return the hash of an encoder output: of its form, as the tier tells it, and its bytes."""
+    content = output.detach().contiguous().view(torch.uint8).cpu().numpy()
+    return hash_parts([repr((*output.shape, str(output.dtype))).encode(), memoryview(content).cast("B")]).hexdigest()
 
 
 @contextmanager

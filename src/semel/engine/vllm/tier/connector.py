@@ -81,7 +81,12 @@ class TierBooks:
         self._widths: set[tuple[int, str]] = set()
         """Columns and type of what this engine's encoder makes."""
         self._epoch = 0
+<<<<<<< HEAD
         self._idle_steps = 0
+=======
+        self.is_on = True
+        """False if nothing is saved or loaded any more."""
+>>>>>>> w-b
         self._request: Any = None
         self._features: dict[str, tuple[int, dict[str, Any]]] = {}
         """The items of each request by identifier, and how many it had then. A search for each would be quadratic."""
@@ -121,7 +126,7 @@ class TierBooks:
 
     def has(self, identifier: str) -> bool:
         """Return whether the request in question can have this output loaded."""
-        if self._request is None:
+        if self._request is None or not self.is_on:
             return False
         slot = self.host_cache.filled(identifier)
         prefetched = self._prefetched_outputs.get(self._request.request_id, identifier)
@@ -145,7 +150,7 @@ class TierBooks:
     def allocate(self, request: Any, index: int) -> None:
         """Take note that a request has space on the device for an output, to encode or to load it."""
         feature = request.mm_features[index]
-        if _DIGEST.fullmatch(feature.identifier) is not None:
+        if self.is_on and _DIGEST.fullmatch(feature.identifier) is not None:
             rows = num_embeds(feature)
             blocks = max(1, -(-rows * self._row_bytes // self._block_bytes))
             self.transfers.allocate(request.request_id, index, feature.identifier, rows, blocks)
@@ -179,6 +184,11 @@ class TierBooks:
             self._page.reset(new_weights=new_weights)
         self.host_cache.forget_all()
         self._prefetched_outputs.forget_all()
+
+    def switch_off(self) -> None:
+        """Save and load nothing any more: the proof at start has seen other bytes come back."""
+        self.is_on = False
+        self.reset()
 
     def _features_of(self, request: Any) -> Mapping[str, Any]:
         count, features = self._features.get(request.request_id, (0, {}))

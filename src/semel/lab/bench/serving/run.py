@@ -40,7 +40,7 @@ from semel.lab.bench.serving.scenarios.sources import sources
 from semel.lab.bench.serving.servers import Launch, Server, door_server, semel_server, vllm_server
 from semel.vllm_plugin.levels import parse_levels
 
-__all__ = ["SCENARIOS", "Options", "Running", "Scenario", "Transport", "measure", "run", "running"]
+__all__ = ["SCENARIOS", "Options", "Running", "Scenario", "Transport", "measure", "run", "running", "running_semel"]
 
 Transport = Literal["ipc", "tcp"]
 Scenario = Callable[[Bench], Awaitable[list[Row]]]
@@ -198,6 +198,17 @@ async def running(options: Options, names: Sequence[str], tell: Tell) -> AsyncIt
                 side = Side(server, client, levels=options.door)
                 door = replace(bench, sides=Pair(side, sides.vllm))
             yield Running(bench, inner.aclose, door)
+
+
+@asynccontextmanager
+async def running_semel(options: Options, own_flags: Sequence[str], tell: Tell) -> AsyncIterator[Server]:
+    """semel's server alone, started here with these flags of its own."""
+    with tempfile.TemporaryDirectory(prefix="semel-bench-", ignore_cleanup_errors=True) as scratch:
+        async with AsyncExitStack() as stack:
+            launch = await _launch(options, Path(scratch), stack, tell)
+            tell("starting the server", 0, 1)
+            launch = replace(launch, semel_flags=(*launch.semel_flags, *own_flags))
+            yield await stack.enter_async_context(semel_server(launch))
 
 
 async def run(options: Options, tell: Tell) -> ServeReport:
