@@ -81,12 +81,9 @@ class TierBooks:
         self._widths: set[tuple[int, str]] = set()
         """Columns and type of what this engine's encoder makes."""
         self._epoch = 0
-<<<<<<< HEAD
         self._idle_steps = 0
-=======
         self.is_on = True
         """False if nothing is saved or loaded any more."""
->>>>>>> w-b
         self._request: Any = None
         self._features: dict[str, tuple[int, dict[str, Any]]] = {}
         """The items of each request by identifier, and how many it had then. A search for each would be quadratic."""
