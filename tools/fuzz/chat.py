@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from semel.core import Digest, Item, Layout, Modality, Prompt
 from semel.errors import RequestError
 from semel.lab.testing.models.qwen2_vl import _CHAT_TEMPLATE, _SPECIAL_TOKENS
-from semel.lab.testing.models.tokenizer import train
+from semel.lab.testing.models.text import train
 from semel.render import ChatRenderer, ChatTemplate, Conversation, Tokenizer
 from semel.render.chat.sandbox import Template
 from semel.render.tokens.expand import expand

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from semel.lab.testing.models import weights
-from semel.lab.testing.models.text import END_GAIN, GAINS, VOCABULARY_TOKENS
-from semel.lab.testing.models.tokenizer import Vocabulary, byte_level, qwen2, train
+from semel.lab.testing.models.text import END_GAIN, GAINS, VOCABULARY_TOKENS, Vocabulary, byte_level, qwen2, train
 
 if TYPE_CHECKING:
     from semel.lab.testing.models.weights import Shapes, Tensors

@@ -11,7 +11,7 @@ from typing import Any
 
 from semel.lab.testing.models import weights
 from semel.lab.testing.models.declaration import Declaration, IdOf, Serving
-from semel.lab.testing.models.tokenizer import Vocabulary
+from semel.lab.testing.models.text import Vocabulary
 
 __all__ = ["FAMILIES"]
 
