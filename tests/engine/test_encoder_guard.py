@@ -237,6 +237,30 @@ def test_the_others_of_a_batch_run_again_alone(wrong: dict[str, Any]) -> None:
     assert guarded.rejections() == (Rejection("few", "image", 4, None if wrong else 2),)
 
 
+@pytest.mark.parametrize("kind", [Guarded, SecondGuarded])
+def test_the_proof_at_start_has_a_batch_run_again_once(kind: Callable[..., Any]) -> None:
+    guarded = kind(Item("right", 2, 2), Item("more", 3, 3))
+    guarded.guard.replay.force()
+    assert guarded.execute() == {"right": [R, R], "more": [M] * 3}
+    assert guarded.guard.replay.was_done()
+    assert (len(getattr(guarded, "batches", ())) or len(guarded.runner.batches)) == 3
+    assert guarded.rejections() == ()
+
+
+@pytest.mark.parametrize("kind", [Guarded, SecondGuarded])
+def test_a_batch_that_does_not_fit_ends_whole_where_running_it_again_was_found_wrong(
+    kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr("semel.engine.vllm.plugins.encoder_guard.encode_sample", lambda *_: torch.ones(1, WIDTH))
+    guarded = kind(Item("right", 2, 2), Item("few", 2, 4))
+    guarded.guard.replay.force()
+    guarded.guard.replay.is_on = False
+    assert guarded.execute() == {"right": [0.0] * 2, "few": [0.0] * 4}
+    assert guarded.rejections() == (Rejection("right", "image", 2, None), replace(FEW, rows=None))
+
+
 def test_an_item_is_not_made_of_the_rows_of_one_before_it_that_does_not_fit() -> None:
     """The first item has two rows more than its grid says, which the encoder takes for those of the next."""
     items = Item("few", 2, 4, surplus=2), Item("right", 3, 3)

@@ -13,7 +13,7 @@ from semel.engine.vllm.compat.probes import call_core, call_workers
 __all__ = ["TEXT_TOKENS", "Probable", "Probed", "VllmProbed"]
 
 TEXT_TOKENS: Final = 16
-"""Tokens before the items: so there is a step that computes a part of the prompt, and no item."""
+"""Tokens before each item: so there is a step that computes a part of the prompt, and no item."""
 
 _ANSWER_TOKENS: Final = 4
 _SAMPLING: Final = {"max_tokens": _ANSWER_TOKENS, "temperature": 0.0, "ignore_eos": True}
@@ -80,7 +80,7 @@ class VllmProbed:
     def takes_two(self, feature: Feature) -> bool:
         """See `Probed`."""
         contract = self._engine.contract
-        tokens = TEXT_TOKENS + 2 * len(feature.layout) + _ANSWER_TOKENS
+        tokens = 2 * (TEXT_TOKENS + len(feature.layout)) + _ANSWER_TOKENS
         return contract.max_items[feature.modality] > 1 and tokens <= contract.max_tokens
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
@@ -128,8 +128,10 @@ class VllmProbed:
 
 
 def _prompt(digests: Sequence[Digest], feature: Feature) -> Prompt:
-    token_ids, places = list(_TEXT), []
+    token_ids: list[int] = []
+    places = []
     for _ in digests:
+        token_ids += _TEXT
         places.append(Placeholder(len(token_ids), len(feature.layout), feature.layout.mask))
         token_ids += feature.layout.token_ids
     items = tuple(Item(feature.modality, digest) for digest in digests)
