@@ -180,13 +180,15 @@ async def test_what_was_published_is_not_encoded_after_a_restart_wherever_the_en
             await engines.close()
             rig = await engines.of(start)
             await rig.engine.warm()
+            tier = rig.engine.tier
+            assert tier is not None
             async with syncing(rig, redis) as sync:
                 before = await rig.totals()
                 rendered = [await rig.render(question) for question in questions]
                 streams = [await sync.submit(submission(one, max_tokens=1)) for one in rendered]
                 answers.append([joined([output async for output in stream]) for stream in streams])
                 for one in rendered:
-                    assert await rig.engine.tier.saved_output(one.prompt.items[0].digest) is not None
+                    assert await tier.saved_output(one.prompt.items[0].digest) is not None
                 await sync.drain(30)
                 after = await rig.totals()
             loaded = [(one.tier_loads + one.tier_prefetched) for one in (before, after)]
