@@ -32,7 +32,7 @@ from tests.engine.late_engine import LATE_WORKER
 from tests.engine.parity import Answer, draw_image, image_part, joined, submission
 from tests.waiting import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 START = Start("qwen2-vl", FAMILIES["qwen2-vl"].start.flags, tier_bytes=8 << 20, staging_bytes=4 << 20)
 LATE = replace(START, flags=(*START.flags, "--worker-cls", LATE_WORKER), has_own_memory=True)

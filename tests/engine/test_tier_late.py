@@ -9,16 +9,24 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from semel.core import Digest, Item, Key, Placeholder, Prompt, Submission, Timeline
+from semel.embeddings.nodes import Node, Nodes
+from semel.embeddings.sealed import SealedStore
 from semel.encoder.transfers import Saved
+from semel.engine import Engine
 from semel.engine.vllm.tier.copies import DeviceCopies
 from semel.engine.vllm.tier.page import TierPage
+from semel.worker.embedding_sync import EmbeddingSync
+from tests.embeddings.redis import running_redis
 from tests.engine.late_device import LateWorker, as_rank
-from tests.engine.tiered import BLOCK_BYTES, NBYTES, Make, Tiered, create, random_requests
+from tests.engine.tiered import BLOCK_BYTES, NBYTES, ROWS, Make, Tiered, create, identifier, random_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -120,6 +128,53 @@ def test_what_does_not_wait_is_found_with_late_copies_and_not_without(
 ) -> None:
     assert storm(make(mutant, is_late=False, ranks=2, is_async=is_async)) == [], "the control: nothing is late"
     assert found in " ".join(storm(make(mutant, ranks=2, is_async=is_async)))
+
+
+@dataclass
+class Stepped:
+    """In the place of an engine: its scheduler and its copies, stepped to the end of each request."""
+
+    tiered: Tiered
+
+    async def submit(self, submission: Submission) -> None:
+        items = [int(item.digest.hex(), 16) for item in submission.prompt.items]
+        self.tiered.add(submission.request_id, items, submission.prefetched_outputs, max_new_tokens=1)
+        while self.tiered.scheduler.requests:
+            assert self.tiered.step() == []
+        assert self.tiered.settle() == []
+
+
+async def test_what_was_published_is_not_encoded_after_a_restart_wherever_the_engine_copies(
+    make: Make, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Over a real Redis. The third one copies as on a CPU: it reads the same names, under the same seals."""
+    key, count = Key(bytes(range(32))), 4
+    encodes, keys = [], []
+    with running_redis(tmp_path, is_unix=True) as redis:
+        for tiered in (make(), make(), create(tiny)(fleet=True)):
+            assert tiered.host is not None
+            tiered.add("warm", [99], max_new_tokens=1)  # what an engine makes is known by its first output
+            assert tiered.step() + tiered.settle() == []
+            tiered.scheduler.reset_encoder_cache()
+            tiered.host.begin()
+            tiered.host.identity, tiered.host.probe = b"identity", b"probe"
+            nodes = Nodes([Node("redis", redis.store())])
+            stores = partial(SealedStore, key, nodes=nodes, ttl_s=3_600)
+            engine = cast("Engine", Stepped(tiered))
+            sync = EmbeddingSync(engine, tiered.host, stores, fetch_s=30, publish_after=1, ttl_s=3_600)
+            await sync.drain(30)  # which finds the store
+            for number in range(count):
+                items = (Item("image", Digest(bytes.fromhex(identifier(number)))),)
+                prompt = Prompt((0,) * (2 + ROWS), Timeline.decoder([Placeholder(1, ROWS)]), items)
+                await sync.submit(Submission(f"request {number}", prompt, {}, {}))
+            await sync.drain(30)
+            encodes.append(tiered.encodes - 1)
+            keys.append(sorted(redis.all_keys()))
+            nodes.close()
+            await sync.close()
+    assert encodes == [count, 0, 0]
+    assert len(keys[0]) == 1 + 2 * count, "the probe, and a manifest and a chunk of each"
+    assert keys[1:] == [keys[0]] * 2
 
 
 def test_the_memory_is_found_by_what_the_engine_says_and_keeps_no_name(make: Make) -> None:
