@@ -8,7 +8,7 @@ from copy import deepcopy
 
 import pytest
 
-from semel.core import Media
+from semel.core import Media, Target
 from semel.errors import NotReady, PromptTooLong
 from semel.fairness.queue import FairQueue
 from semel.processing.hf import HfProcessor
@@ -134,7 +134,7 @@ def test_options_that_a_header_is_asked_with_do_not_reach_other_requests(tiny: F
 @pytest.mark.slow
 def test_a_generic_model_tells_its_tokens_from_the_header_too(tiny: Folder) -> None:
     """Its HF processor tells nothing, vLLM's prompt updates over a stub do."""
-    processor = load_processor("auto", tiny("paddleocr-vl"), TARGET)
+    processor = load_processor("auto", tiny("paddleocr-vl"), Target("float32"))
     media = picture(640, 480)
     tokens = len(processor.process(media).layout)
     assert tokens_from_header(processor.hf_processor, media.data, {}) is None
