@@ -255,8 +255,8 @@ MUTANTS: Final[Sequence[Mutant]] = (
     Mutant(
         "new weights do not end sharing",
         "worker/embedding_sync.py",
-        "if self._tier.has_new_weights:",
-        "if False:",
+        "if self._tier.has_new_weights else",
+        "if False else",
         "tests/worker/test_new_weights.py::test_a_worker_never_shares_again_after_new_weights",
     ),
     Mutant(
