@@ -21,9 +21,9 @@ from semel.media import DecodeLimits, Pieces
 from semel.processing.families import Family, family_of
 from semel.processing.folder import read_config, runs_code
 
-__all__ = ["TOKEN_COUNT", "Processor", "ProcessorKind", "choose_processor", "load_processor"]
+__all__ = ["COUNT_METHOD", "Processor", "ProcessorKind", "choose_processor", "load_processor"]
 
-TOKEN_COUNT: Final = "_get_num_multimodal_tokens"
+COUNT_METHOD: Final = "_get_num_multimodal_tokens"
 """The method by which many of HF's processors count an image's tokens by its size."""
 
 ProcessorKind = Literal["auto", "hf", "vllm", "plugin"]

@@ -66,7 +66,7 @@ from semel.processing.pool.pipe import (
 from semel.processing.pool.prompts import decode_prompt, payload_of_assembly, to_assembled
 from semel.processing.pool.text import text_answer
 from semel.processing.probes import run_probes
-from semel.processing.processor import TOKEN_COUNT, Processor, load_processor
+from semel.processing.processor import COUNT_METHOD, Processor, load_processor
 from semel.processing.sandbox import Sandbox, check_whole, enter_sandbox
 from semel.processing.tensors import is_out_of_memory
 from semel.processing.vocabulary import EngineTokenizer, Vocabulary, to_vocabulary
@@ -375,7 +375,7 @@ def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object
     """Return the tokens of an image, as it lies or turned; None if they cannot be known without its pixels."""
     from PIL import Image
 
-    if (count := getattr(processor, TOKEN_COUNT, None)) is None:
+    if (count := getattr(processor, COUNT_METHOD, None)) is None:
         return None
     arguments = processor.valid_processor_kwargs
     defaults = deepcopy(arguments._defaults)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from semel.cache import LayoutCache
 from semel.core import Layout, Origin
 from semel.engine.vllm.model.item import lay_out, make_item, make_stub, parse
-from semel.processing.processor import TOKEN_COUNT
+from semel.processing.processor import COUNT_METHOD
 
 __all__ = ["HeaderLayouts", "Proof"]
 
@@ -157,7 +157,7 @@ class HeaderLayouts:
         """Yield what may tell the number in the fields, of which the image of `size` has these."""
         info = self._processor.info
         processor = info.get_hf_processor()
-        if (tell := getattr(processor, TOKEN_COUNT, None)) is not None:
+        if (tell := getattr(processor, COUNT_METHOD, None)) is not None:
             yield lambda height, width: int(tell(image_sizes=[(height, width)])["num_image_patches"][0])
         patches = getattr(getattr(processor, "image_processor", None), "get_number_of_image_patches", None)
         if patches is not None:
