@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 
 
@@ -11,3 +12,13 @@ async def until(condition: Callable[[], bool], *, within_s: float = 30.0) -> Non
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process; kill it if it takes long."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(30)

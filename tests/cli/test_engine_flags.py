@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -119,3 +120,18 @@ print(json.dumps([
         elif ours.kind == "choice":
             assert set(choices) - {"None"} <= set(ours.choices), spellings
         assert (ours.kind == "switch") == is_switch, spellings
+
+
+def test_source_is_parsed_while_tasks_that_failed_are_collected() -> None:
+    """Their tracebacks are formatted by Python's parser, which 3.11 cannot enter twice: `source._parse`."""
+
+    async def fail() -> None:
+        raise KeyError(len("1") + 1)
+
+    async def forget() -> None:
+        ring: list[object] = [asyncio.create_task(fail())]
+        ring.append(ring)  # so that only a garbage collection finds it
+        await asyncio.sleep(0.01)
+
+    asyncio.run(forget())
+    assert FlagSource.installed() is not None

@@ -20,6 +20,7 @@ from semel.embeddings.resp import RespStore
 from semel.lab.bench.ports import free_port
 from tests.embeddings.certificates import Authority
 from tests.serve.served import until
+from tests.waiting import end
 
 INSTALLED = Path(sys.prefix) / "opt" / "redis"
 START_S = 60.0
@@ -124,12 +125,7 @@ def running_redis(
         until(redis.is_up, START_S)
         yield redis
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(30)
+        end(process)
 
 
 def soon(seconds: float = PATIENT_S) -> float:

@@ -56,12 +56,7 @@ class Engine:
         return feature is FEATURE
 
     async def answer(
-        self,
-        digests: Sequence[Digest],
-        feature: Feature,
-        prefetched: Sequence[PrefetchedOutput] = (),
-        *,
-        is_sent: bool = True,
+        self, digests: Sequence[Digest], feature: Feature, prefetched: Sequence[Any] = (), *, is_sent: bool = True
     ) -> tuple[int, ...]:
         assert feature is FEATURE
         assert len(digests) <= self.most

@@ -148,6 +148,8 @@ async def come(requests: Requests, tenant: str, *, is_download: bool) -> None:
     opened: list[Account] = []
     if await requests.ask(requests.places, tenant, 1, lambda: opened.append(requests.budget.open(tenant))):
         task = None if is_download else asyncio.create_task(wait_inside(opened[0]))
+        if task is not None:
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # called back: nobody asks
         await asyncio.sleep(0)
         place, nbytes = Piece(tenant, can_go=not is_download), Piece(tenant, 0, can_go=not is_download)
         requests.holders.append(Holder(opened[0], task, place, nbytes))

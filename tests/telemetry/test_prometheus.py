@@ -23,11 +23,11 @@ from semel.settings.secrets import create_key
 from tests.processing.test_hf import Folder
 from tests.serve.served import SEMEL, until
 from tests.telemetry.prometheus import RULES_COUNT, Prometheus, find, running_prometheus
+from tests.waiting import end
 from tools.dashboard import PANELS
 
 KEY = "sk-a-key-of-a-tenant"
 START_S = 300.0
-END_S = 20.0
 EMPTY = {
     "Workers not used: refused, {{reason}}": "no worker differs",
     "Encoder cache hit rate: {{instance}}": "this engine has no encoder",
@@ -80,17 +80,8 @@ def watched(model: Path, home: Path) -> Iterator[Watched]:
             with (home / f"{name}.log").open("wb") as log:
                 command = [str(word) for word in (SEMEL, *words)]
                 process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"TMPDIR": str(home)})
-            stack.callback(_end, process)
+            stack.callback(end, process)
         yield Watched(f"http://127.0.0.1:{port}", f"127.0.0.1:{metrics}", f"127.0.0.1:{admin}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def without_answer(prometheus: Prometheus) -> set[str]:

@@ -19,6 +19,7 @@ from semel.lab.bench.ports import free_port
 from tests.engine.parity import image_part
 from tests.serve.served import until
 from tests.vllm_plugin.image_files import damaged_files, image_files
+from tests.waiting import end
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -48,11 +49,7 @@ def launched(model: Path, levels: str, log: Path) -> Iterator[httpx.Client]:
             until(lambda: _is_up(client, process, log), START_S)
             yield client
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        end(process)
 
 
 def _is_up(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> bool:

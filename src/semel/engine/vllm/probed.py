@@ -10,7 +10,7 @@ from semel.core import Digest, Feature, Item, Placeholder, PrefetchedOutput, Pro
 from semel.engine.protocol import Engine
 from semel.engine.vllm.compat.probes import call_core, call_workers
 
-__all__ = ["TEXT_TOKENS", "Probable", "Probed", "VllmProbed"]
+__all__ = ["TEXT_TOKENS", "Probable", "Probed"]
 
 TEXT_TOKENS: Final = 16
 """Tokens before each item: so there is a step that computes a part of the prompt, and no item."""
@@ -18,42 +18,6 @@ TEXT_TOKENS: Final = 16
 _ANSWER_TOKENS: Final = 4
 _SAMPLING: Final = {"max_tokens": _ANSWER_TOKENS, "temperature": 0.0, "ignore_eos": True}
 _TEXT: Final = (0,) * TEXT_TOKENS
-
-
-class Probed(Protocol):
-    """An engine as the proof uses it."""
-
-    @property
-    def takes_injections(self) -> bool:
-        """True if an item can be put in without a request."""
-
-    def takes_two(self, feature: Feature) -> bool:
-        """Return whether a prompt may have two such items."""
-
-    async def inject(self, digest: Digest, feature: Feature) -> bool:
-        """Put an item in; False if it does not fit."""
-
-    async def answer(
-        self,
-        digests: Sequence[Digest],
-        feature: Feature,
-        prefetched: Sequence[PrefetchedOutput] = (),
-        *,
-        is_sent: bool = True,
-    ) -> tuple[int, ...]:
-        """Return the tokens that follow items of this feature, under these names; it is sent, or there already."""
-
-    async def step(self) -> None:
-        """Let the engine make a step without an item."""
-
-    async def forget(self) -> None:
-        """Forget all items and outputs, wherever they are."""
-
-    async def core(self, command: str, *names: str) -> Mapping[str, int]:
-        """Call `probe` of the scheduler."""
-
-    async def workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all worker processes."""
 
 
 class Probable(Engine, Protocol):
@@ -64,8 +28,8 @@ class Probable(Engine, Protocol):
         """Empty if something can."""
 
 
-class VllmProbed:
-    """See `Probed`."""
+class Probed:
+    """An engine as the proof uses it."""
 
     def __init__(self, engine: Probable, llm: Any) -> None:
         self._engine = engine
@@ -74,17 +38,17 @@ class VllmProbed:
 
     @property
     def takes_injections(self) -> bool:
-        """See `Probed`."""
+        """True if an item can be put in without a request."""
         return not self._engine.injection_refusal
 
     def takes_two(self, feature: Feature) -> bool:
-        """See `Probed`."""
+        """Return whether a prompt may have two such items."""
         contract = self._engine.contract
         tokens = 2 * (TEXT_TOKENS + len(feature.layout)) + _ANSWER_TOKENS
         return contract.max_items[feature.modality] > 1 and tokens <= contract.max_tokens
 
     async def inject(self, digest: Digest, feature: Feature) -> bool:
-        """See `Probed`."""
+        """Put an item in; False if it does not fit."""
         return await self._engine.inject(digest, feature)
 
     async def answer(
@@ -95,24 +59,24 @@ class VllmProbed:
         *,
         is_sent: bool = True,
     ) -> tuple[int, ...]:
-        """See `Probed`."""
+        """Return the tokens that follow items of this feature, under these names; it is sent, or there already."""
         features = dict.fromkeys(digests, feature) if is_sent else {}
         return await self._ask(_prompt(digests, feature), features, tuple(prefetched))
 
     async def step(self) -> None:
-        """See `Probed`."""
+        """Let the engine make a step without an item."""
         await self._ask(Prompt(_TEXT, Timeline.decoder(()), ()), {}, ())
 
     async def forget(self) -> None:
-        """See `Probed`."""
+        """Forget all items and outputs, wherever they are."""
         await self._engine.reset()
 
     async def core(self, command: str, *names: str) -> Mapping[str, int]:
-        """See `Probed`."""
+        """Call `probe` of the scheduler."""
         return await call_core(self._llm, command, names)
 
     async def workers(self, method: str, *arguments: Any) -> list[Any]:
-        """See `Probed`."""
+        """Call a method of all worker processes."""
         return await call_workers(self._llm, method, *arguments)
 
     async def _ask(

@@ -26,7 +26,7 @@ from semel.engine.vllm.compat.internals import (
     PLAIN_SCHEDULER,
     SCHEDULER,
 )
-from semel.engine.vllm.probed import TEXT_TOKENS, Probable, Probed, VllmProbed
+from semel.engine.vllm.probed import TEXT_TOKENS, Probable, Probed
 from semel.engine.vllm.tier.host import HostTier
 from semel.errors import EngineDead, EngineFailed, SemelError
 
@@ -309,7 +309,7 @@ async def prove(
     ):
         states = UNTESTED
     else:
-        states = await Proof(VllmProbed(engine, llm), features, tier).run()
+        states = await Proof(Probed(engine, llm), features, tier).run()
     if tier is not None:
         tier.begin()
     return states

@@ -7,6 +7,7 @@ class, in its bases, and in its methods, which set attributes of the instance.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -74,7 +75,7 @@ class SourceTree:
             text = self.read(f"{path}.py")
             if text is None:
                 text = self.read(f"{path}/__init__.py")
-            self._modules[name] = None if text is None else ast.parse(text)
+            self._modules[name] = None if text is None else _parse(text)
         return self._modules[name]
 
     def _in_module(self, module: str, name: str, seen: set[tuple[str, str]]) -> tuple[str, ast.AST] | None:
@@ -141,6 +142,18 @@ class SourceTree:
         for part in node.body:
             if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
                 yield part.target.id
+
+
+def _parse(text: str) -> ast.Module:
+    """Parse without garbage collection: one that logs a forgotten task's traceback would parse too, and Python 3.11
+    cannot do both at once (SystemError, python/cpython#106905)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(text)
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
