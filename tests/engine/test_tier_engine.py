@@ -139,7 +139,9 @@ async def test_an_engine_that_is_warm_says_what_its_encoder_is(engines: Engines)
     for _ in range(2):
         await rig.engine.warm()
         assert (tier.epoch, tier.has_new_weights) == (0, False)
-        assert set(rig.engine.capabilities.values()) == {"proven"}
+        states = dict(rig.engine.capabilities)
+        assert states.pop("encoder_planning") == "absent", "it is not asked for here"
+        assert set(states.values()) == {"proven"}, states
         probes.append((tier.identity, tier.probe))
     assert probes[0] == probes[1]
     assert all(one is not None and len(one) == 32 for one in probes[0])

@@ -40,6 +40,10 @@ class Recorder:
         self.modalities = modalities
         self.refused = refused
         self.given: list[Modality] = []
+        self.read: list[Modality] = []
+
+    def lay_out_header(self, media: Media) -> None:
+        self.read.append(media.modality)
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         assert options is None
@@ -52,7 +56,7 @@ class Recorder:
 def test_every_modality_is_warmed_E3() -> None:
     recorder = Recorder(("audio", "image", "video"))
     warm_up(cast("Processor", recorder))
-    assert recorder.given == ["audio", "image", "video"]
+    assert recorder.read == recorder.given == ["audio", "image", "video"]
 
 
 def test_a_modality_that_cannot_be_warmed_is_a_warning_and_the_others_are_warmed(
