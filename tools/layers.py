@@ -32,7 +32,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "store": "the media store: uploaded files, by content and tenant, on a disk or in a bucket",
     "embeddings": "the fleet's store of encoder outputs: names, seals, a small RESP client",
     "client": "`semel.contract` and `semel.inject`, for outside frameworks",
-    "openai": "`semel.openai`: an HTTP client for the `openai` package that sends media once",
+    "openai": "`semel.openai`: an HTTP client for the `openai` and `anthropic` packages that sends media once",
     "processing": "features through HF processors, fingerprints, families; the pool of processes",
     "render": "chat template, tokens, placeholders; the pipeline",
     "engine": "the `Engine` protocol; `engine/vllm` holds all contact with vLLM",

@@ -24,6 +24,7 @@ from tests.frontend.rig import Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing
 
 KEY = "a-client-s-key-0123456789"
+OTHER_KEY = "another-tenant-s-key-0123"
 CALLS: tuple[Mapping[str, Any], ...] = (
     {"id": "call-a", "type": "function", "function": {"name": "look", "arguments": '{"at": "né"}'}},
     {"id": "call-b", "type": "function", "function": {"name": "go", "arguments": '{"far": [1, 2.5]}'}},
@@ -121,15 +122,15 @@ class Agents:
 
 
 @contextmanager
-def agents(folder: Path, renderer: ChatRenderer, *, keys: bool = True) -> Iterator[Agents]:
-    """The application, at a port of this machine."""
+def agents(folder: Path, renderer: ChatRenderer, *, keys: bool = True, **options: Any) -> Iterator[Agents]:
+    """The application, at a port of this machine; `options` are those of `rig`."""
     made = Agents()
 
     @asynccontextmanager
     async def entered() -> AsyncIterator[ASGIApp]:
         drawing = Drawing(renderer, LruCache(64 * FEATURE_BYTES))
-        keyring = Keyring([("acme", KEY)]) if keys else None
-        async with rig(folder, drawing.pipeline, keys=keyring) as application:
+        keyring = Keyring([("acme", KEY), ("umbra", OTHER_KEY)]) if keys else None
+        async with rig(folder, drawing.pipeline, keys=keyring, **options) as application:
             application.service.refusals = RefusalLimits(per_s=0)
             made.rig = application
             with pytest.MonkeyPatch.context() as patch:

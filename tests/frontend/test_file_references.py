@@ -112,6 +112,7 @@ async def test_a_file_in_the_apis_of_agents_is_the_one_of_a_chat(served: Rig, dr
     reply = await served.client.post(path, json=agents_request(path, part(UNKNOWN)))
     assert reply.status_code == 404
     assert "content[0]: there is no file" in reply.text
+    assert reply.json()["error"]["code"] == "unknown_media"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -182,7 +183,10 @@ async def test_an_image_that_is_sent_as_a_file_is_the_image(served: Rig, filler:
     image = {"type": "image_url", "image_url": {"url": url}}
     file = {"type": "file", "file": {"filename": "screen.png", "file_data": url}}
     served.service.body = replace(served.service.body, max_text_bytes=4_096)
-    assert await prompt_of(served, chat(file)) == await prompt_of(served, chat(image))
+    assert await prompt_of(served, chat(file)) == (expected := await prompt_of(served, chat(image)))
+    await served.ok("/v1/responses", agents_request("/v1/responses", {"type": "input_file", "file_data": url}))
+    assert served.engine.last is not None
+    assert served.engine.last.prompt.items == expected.items
 
 
 async def test_a_file_that_is_no_image_is_refused_where_one_is_needed(served: Rig) -> None:

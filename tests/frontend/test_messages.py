@@ -208,7 +208,7 @@ def test_an_error_in_a_stream_ends_it_with_an_event_of_its_own(server: Agents, c
     server.answer = Answer(content="hello", fails=True)
     assert events(server)[-1] == {
         "type": "error",
-        "error": {"type": "api_error", "message": "the engine failed the request, as asked"},
+        "error": {"type": "api_error", "message": "the engine failed the request, as asked", "code": "engine_failed"},
     }
     with pytest.raises(anthropic.APIStatusError, match="as asked"):
         list(client.messages.create(model="tiny", max_tokens=8, messages=HELLO, stream=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from semel.openai import Memory, Transport
 from semel.render import ChatRenderer
 from tests.frontend.agents import CALLS, KEY, Agents, Answer, agents
 
@@ -102,59 +100,6 @@ def test_images_are_seen_in_messages_and_in_the_results_of_tools(server: Agents,
     ]
     assert client.responses.create(model="tiny", input=items).status == "completed"
     assert len(server.submission.prompt.items) == 2
-
-
-class Recorder(httpx.BaseTransport):
-    """Sends requests, and keeps what was sent and answered."""
-
-    def __init__(self) -> None:
-        self._inner = httpx.HTTPTransport()
-        self.bodies: list[dict[str, Any]] = []
-        self.statuses: list[int] = []
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        self.bodies.append(json.loads(request.read()))
-        response = self._inner.handle_request(request)
-        self.statuses.append(response.status_code)
-        return response
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-def screens(count: int) -> list[dict[str, Any]]:
-    """A turn for each screen: the first has it in a message, the others in what a tool returned."""
-    made: list[dict[str, Any]] = []
-    for number in range(count):
-        data = base64.b64encode(b"%d" % number + b"\n" * 2_000).decode()
-        parts = [{**IMAGE, "image_url": f"data:image/png;base64,{data}"}]
-        if made:
-            made.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
-            made.append({"type": "function_call_output", "call_id": f"c{number}", "output": parts})
-        else:
-            made.append({"role": "user", "content": parts})
-    return made
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_semel_s_client_sends_each_image_once(server: Agents, streamed: bool) -> None:
-    server.answer = Answer(content="hello there")
-    recorder, memory = Recorder(), Memory()
-    http: Any = httpx.Client(transport=Transport(recorder, memory))
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, http_client=http) as client:
-        for turns in (1, 2, 3, 3):
-            items: Any = screens(turns)
-            if streamed:
-                with client.responses.stream(model="tiny", input=items) as stream:
-                    answer: Any = stream.get_final_response()
-            else:
-                answer = client.responses.create(model="tiny", input=items)
-            assert (answer.output_text, "media_ids" in answer.to_dict()) == ("hello there", False)
-            assert len(server.submission.prompt.items) == turns
-    sent = [json.dumps(body) for body in recorder.bodies]
-    assert [body.count(";base64,") for body in sent] == [1, 1, 1, 0]
-    assert [body.count('"file_id"') for body in sent] == [0, 1, 2, 3]
-    assert recorder.statuses == [200] * 4
 
 
 def test_calls_of_tools_come_whole_and_go_back(server: Agents, client: openai.OpenAI) -> None:

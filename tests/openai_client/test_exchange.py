@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from semel.lab.testing.references import ReferenceServer, Rejection, expanded
 from semel.openai import Memory
 from semel.openai import dialect as dialects
-from semel.openai.dialect import CHAT_COMPLETIONS, RESPONSES
+from semel.openai.dialect import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Dialect, EventDialect
 from semel.openai.exchange import EventReader, Exchange
 from tests.openai_client.agents import image, picture, user
 
@@ -40,7 +40,7 @@ PARTS = st.one_of(
     ),
     st.just("a text"),
 )
-MESSAGES = st.lists(
+CONVERSATIONS = st.lists(
     st.builds(
         lambda role, content: {"role": role, "content": content},
         st.sampled_from(["user", "tool", "system"]),
@@ -48,7 +48,7 @@ MESSAGES = st.lists(
     ),
     max_size=4,
 )
-STEPS = st.lists(st.one_of(MESSAGES, st.sampled_from(["forget", "none"])), max_size=8)
+STEPS = st.lists(st.one_of(CONVERSATIONS, st.sampled_from(["forget", "none"])), max_size=8)
 
 
 def run(steps: list[Any], memory: Memory, *, cache_salt: str | None = None) -> list[tuple[Any, Any]]:
@@ -94,6 +94,58 @@ def test_mutant_a_digest_of_less_than_the_media_is_found(kept: list[Any], monkey
     steps = [[user(image(f"data:image/png;base64,{LONG}{name}"))] for name in "ab"]
     (_, (made, meant)) = run(steps, Memory())
     assert made != meant
+
+
+URL = f"data:image/png;base64,{LONG}"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": LONG}
+ID = {"file_id": "file-1"}
+PLACES: dict[str, tuple[Dialect, dict[str, Any], dict[str, Any]]] = {
+    "a file in a chat": (
+        CHAT_COMPLETIONS,
+        {"file": {"file_data": URL, "filename": "a"}},
+        {"file": {**ID, "filename": "a"}},
+    ),
+    "Anthropic's image in a chat": (
+        CHAT_COMPLETIONS,
+        {"type": "image", "source": SOURCE},
+        {"type": "image_url", "image_url": ID},
+    ),
+    "an image of Responses": (RESPONSES, {"type": "input_image", "image_url": URL}, {"type": "input_image", **ID}),
+    "a file of Responses": (RESPONSES, {"type": "input_file", "file_data": URL}, {"type": "input_file", **ID}),
+    "audio of Responses": (
+        RESPONSES,
+        {"type": "input_audio", "input_audio": {"data": LONG, "format": "wav"}},
+        {"type": "audio_url", "audio_url": ID},
+    ),
+    "an image of Messages": (
+        MESSAGES,
+        {"type": "image", "source": SOURCE, "cache_control": {"type": "ephemeral"}},
+        {"type": "image", "source": {"type": "file", **ID}, "cache_control": {"type": "ephemeral"}},
+    ),
+    "a document of Messages": (
+        MESSAGES,
+        {"type": "document", "source": SOURCE, "title": "t"},
+        {"type": "document", "source": {"type": "file", **ID}, "title": "t"},
+    ),
+    "a text of Messages": (MESSAGES, text := {"type": "document", "source": {"type": "text", "data": LONG}}, text),
+    "a named one": (CHAT_COMPLETIONS, named := {**image(URL), "uuid": "name"}, named),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_part_is_named_in_the_shape_of_its_api(place: str) -> None:
+    """Also in the result of a tool, one level deeper; what lies deeper is nobody's, and stays."""
+    dialect, part, expected = PLACES[place]
+    items = "input" if dialect is RESPONSES else "messages"
+
+    def body(one: Any) -> dict[str, Any]:
+        result = {"type": "tool_result", "content": [one, {"type": "tool_result", "content": [part]}]}
+        return {items: [{"role": "user", "content": [one, result, "text"]}, "no item"], "cache_salt": "s"}
+
+    digests = dialect.digests(body(part))
+    assert len(digests) == 2
+    made = dialect.request(body(part), ["file-1" if digest else None for digest in digests])
+    assert made == {**body(expected), "return_media_ids": True}
 
 
 def test_media_of_one_salt_do_not_stand_for_those_of_another() -> None:
@@ -173,20 +225,27 @@ def test_a_stream_without_ids_says_that_the_server_returns_none_only_at_its_end(
     assert memory.returns_ids(b"s") is False
 
 
-def test_a_stream_of_responses_ends_with_the_answer_whether_it_has_ids_or_not() -> None:
-    item = {"role": "user", "content": [{"type": "input_image", "image_url": picture()}]}
-    body = json.dumps({"model": "m", "stream": True, "input": [item]}).encode()
-    for ids, returns in ((["file-1"], True), (None, False)):
-        memory = Memory()
-        exchange = Exchange.of(RESPONSES, memory, b"server", body)
-        assert exchange is not None
-        reader, seen = EventReader(exchange), b""
-        for kind in ("response.created", "response.completed"):
-            has_ids = {"media_ids": ids} if ids and kind == "response.completed" else {}
-            event = {"type": kind, "response": {"id": "r", "usage": None, **has_ids}}
-            assert memory.returns_ids(b"server") is None
-            seen += reader.feed(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
-        assert (memory.returns_ids(b"server"), seen.count(b"data: "), b"media_ids" in seen) == (returns, 2, False)
+@pytest.mark.parametrize(
+    ("dialect", "part", "events"),
+    [
+        (RESPONSES, {"type": "input_image", "image_url": URL}, ["response.created", "response.completed"]),
+        (MESSAGES, {"type": "image", "source": SOURCE}, ["ping", "message_start"]),
+    ],
+)
+@pytest.mark.parametrize("ids", [["file-1"], None])
+def test_one_event_tells_whether_a_stream_has_ids(
+    dialect: EventDialect, part: Any, events: list[str], ids: list[str] | None
+) -> None:
+    memory, body = Memory(), {"stream": True, dialect.items: [{"role": "user", "content": [part]}]}
+    exchange = Exchange.of(dialect, memory, b"server", json.dumps(body).encode())
+    assert exchange is not None
+    reader, seen = EventReader(exchange), b""
+    for kind in events:
+        has_ids = {"media_ids": ids} if ids and kind == events[-1] else {}
+        event = {"type": kind, dialect.inner: {"id": "r", "usage": None, **has_ids}}
+        assert memory.returns_ids(b"server") is None
+        seen += reader.feed(f"event: {kind}\ndata: {json.dumps(event)}\n\n".encode())
+    assert (memory.returns_ids(b"server"), seen.count(b"data: "), b"media_ids" in seen) == (bool(ids), 2, False)
 
 
 def test_an_event_without_an_end_is_not_kept_for_ever() -> None:

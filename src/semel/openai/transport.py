@@ -13,13 +13,13 @@ from typing import Any, Final, Literal, Self
 import httpx
 from blake3 import blake3
 
-from semel.openai.dialect import CHAT_COMPLETIONS, RESPONSES, Dialect
+from semel.openai.dialect import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from semel.openai.exchange import REPAIRED, EventReader, Exchange
 from semel.openai.memory import Memory
 
 __all__ = ["AsyncTransport", "Transport", "async_client", "client"]
 
-_DIALECTS: Final[tuple[Dialect, ...]] = (CHAT_COMPLETIONS, RESPONSES)
+_DIALECTS: Final[tuple[Dialect, ...]] = (CHAT_COMPLETIONS, RESPONSES, MESSAGES)
 _CREDENTIALS: Final = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project")
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"

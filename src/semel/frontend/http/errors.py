@@ -55,6 +55,8 @@ class MessagesFault(TypedDict):
 
     type: MessagesFaultType
     message: str
+    code: str
+    """The code of the same error in OpenAI's shape, which tells more than the type."""
 
 
 class MessagesErrorBody(TypedDict):
@@ -67,13 +69,13 @@ class MessagesErrorBody(TypedDict):
 def messages_error_body(
     message: str,
     *,
-    code: str,  # noqa: ARG001 it has no place in this shape
+    code: str,
     status: int,
-    param: str | None = None,  # noqa: ARG001
+    param: str | None = None,  # noqa: ARG001 it has no place in this shape
 ) -> MessagesErrorBody:
     """An error as Anthropic's clients read it."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": kind, "message": message, "code": code}}
 
 
 def error_shape(path: str) -> ErrorShape:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from semel.errors import SemelError
-from semel.frontend.api.anthropic.request import TRANSLATED_COUNT, TRANSLATED_MESSAGES
+from semel.frontend.api.anthropic.request import TRANSLATED_COUNT, TRANSLATED_MESSAGES, ImageNumbers
 from semel.frontend.api.anthropic.response import (
     MESSAGES_EVENTS,
     MessagesAnswer,
@@ -49,13 +50,15 @@ def messages_routes(service: FrontendState) -> list[DocumentedRoute]:
     ]
 
 
-async def _respond(call: Call, request: Translated[None]) -> Response:
+async def _respond(call: Call, request: Translated[ImageNumbers]) -> Response:
     begun = await begin_translated(call, request)
-    stream = MessagesStream(begun.name, begun.head.model)
-    return await begun.respond_as(stream, lambda chat: whole_answer(chat, begun.name), _error_event)
+    ids = begun.media_ids
+    ordered = UNSET if ids is None else [one for _, one in sorted(zip(request.echo, ids, strict=True))]
+    stream = MessagesStream(begun.name, begun.head.model, ordered)
+    return await begun.respond_as(stream, lambda chat: whole_answer(chat, begun.name, ordered), _error_event)
 
 
-async def _count(call: Call, request: Translated[None]) -> Response:
+async def _count(call: Call, request: Translated[ImageNumbers]) -> Response:
     return json_response(TokenCount(await count_tokens(call, request)))
 
 

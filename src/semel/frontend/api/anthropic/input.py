@@ -75,6 +75,9 @@ class _Turn:
     """One message so far."""
 
     parts: list[dict[str, Any]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Of its images, which follow those in the results of tools."""
+
     calls: list[dict[str, Any]] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
 
@@ -103,6 +106,7 @@ def _add_blocks(role: str, blocks: list[Any], where: str, made: Messages) -> Non
                     turn.parts.append({"type": "text", "text": text})
             case "image":
                 turn.parts.append(_image(block, place))
+                turn.numbers.append(len(made.numbers) + len(turn.numbers))
             case "thinking":
                 turn.reasoning.append(string_of(block.get("thinking"), f"{place}.thinking"))
             case "redacted_thinking":
@@ -110,15 +114,19 @@ def _add_blocks(role: str, blocks: list[Any], where: str, made: Messages) -> Non
             case "tool_use" if role == "assistant":
                 turn.calls.append(_call(block, place))
             case "tool_result" if role == "user":
-                _add_result(block, place, made)
+                _add_result(block, place, made, len(turn.numbers))
             case kind:
                 raise InvalidRequest.of(place, f"type {kind[:32]!r} is not supported in a message of the {role}")
+    made.numbers += turn.numbers
     if (message := turn.message(role)) is not None:
         made.add(message, where)
 
 
-def _add_result(block: dict[str, Any], where: str, made: Messages) -> None:
-    """Add the result of a tool. Whether it is an error is in its text: chats have no field for it."""
+def _add_result(block: dict[str, Any], where: str, made: Messages, images_before: int) -> None:
+    """Add the result of a tool. Whether it is an error is in its text: chats have no field for it.
+
+    `images_before`: how many images of the same message come before it, and are not added yet.
+    """
     call_id = string_of(block.get("tool_use_id"), f"{where}.tool_use_id")
     content = block.get("content")
     texts: list[str] = []
@@ -135,6 +143,7 @@ def _add_result(block: dict[str, Any], where: str, made: Messages) -> None:
                     texts.append(string_of(part.get("text"), f"{place}.text"))
                 case "image":
                     images.append(_image(part, place))
+                    made.numbers.append(len(made.numbers) + images_before)
                 case "tool_reference":
                     name = part.get("tool_name") or part.get("name")
                     references.append({"type": "tool_reference", "name": string_of(name, f"{place}.tool_name")})

@@ -19,6 +19,7 @@ __all__ = [
     "TRANSLATED_COUNT",
     "TRANSLATED_MESSAGES",
     "CountTokensRequest",
+    "ImageNumbers",
     "MessagesRequest",
     "MessagesTool",
     "MessagesToolChoice",
@@ -42,6 +43,9 @@ _FIELDS: Final[Mapping[str, str]] = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
+ImageNumbers = tuple[int, ...]
+"""Of each image in the chat, its number in the request: the chat has those in the results of tools first."""
+
 _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 _Message = Annotated[
     dict[str, Any],
@@ -130,6 +134,7 @@ class MessagesRequest(CountTokensRequest):
     top_k: Int64 | None = None
     top_p: float | None = None
     priority: Int64 = 0
+    return_media_ids: bool = False
     diagnostics: Unread = None
     inference_geo: Unread = None
     metadata: Unread = None
@@ -138,12 +143,11 @@ class MessagesRequest(CountTokensRequest):
     workspace_id: Unread = None
 
 
-def _translate(request: MessagesRequest) -> Translated[None]:
+def _translate(request: MessagesRequest) -> Translated[ImageNumbers]:
     """The chat that a request is."""
     thinking = request.thinking
-    fields: dict[str, Any] = {
-        name: getattr(request, name) for name in ("priority", "stream", "temperature", "top_k", "top_p")
-    }
+    names = ("priority", "return_media_ids", "stream", "temperature", "top_k", "top_p")
+    fields: dict[str, Any] = {name: getattr(request, name) for name in names}
     fields |= {
         "max_completion_tokens": request.max_tokens,
         "stop": request.stop_sequences or None,
@@ -157,21 +161,22 @@ def _translate(request: MessagesRequest) -> Translated[None]:
     return _chat(request, fields)
 
 
-def _translate_count(request: CountTokensRequest) -> Translated[None]:
+def _translate_count(request: CountTokensRequest) -> Translated[ImageNumbers]:
     """The chat whose tokens are counted."""
     return _chat(request, {})
 
 
 TRANSLATED_MESSAGES: Final = cast(
-    "TypeAdapter[Translated[None]]", TypeAdapter(Annotated[MessagesRequest, AfterValidator(_translate)])
+    "TypeAdapter[Translated[ImageNumbers]]", TypeAdapter(Annotated[MessagesRequest, AfterValidator(_translate)])
 )
 TRANSLATED_COUNT: Final = cast(
-    "TypeAdapter[Translated[None]]", TypeAdapter(Annotated[CountTokensRequest, AfterValidator(_translate_count)])
+    "TypeAdapter[Translated[ImageNumbers]]",
+    TypeAdapter(Annotated[CountTokensRequest, AfterValidator(_translate_count)]),
 )
 """These read a request, and translate it."""
 
 
-def _chat(request: CountTokensRequest, fields: dict[str, Any]) -> Translated[None]:
+def _chat(request: CountTokensRequest, fields: dict[str, Any]) -> Translated[ImageNumbers]:
     """The chat of a request: what decides its prompt, and other fields."""
     made = messages_input(request.system, request.messages)
     names = ("cache_salt", "chat_template_kwargs", "mm_processor_kwargs", "model")
@@ -183,7 +188,7 @@ def _chat(request: CountTokensRequest, fields: dict[str, Any]) -> Translated[Non
     }
     if continues_last(request.messages):
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    return to_chat(fields, lambda: None, ClientTerms(_FIELDS, tuple(made.places)))
+    return to_chat(fields, lambda: tuple(made.numbers), ClientTerms(_FIELDS, tuple(made.places)))
 
 
 def _tools(tools: Sequence[MessagesTool]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, cast
 
 import pydantic_core
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompletionChunk, ToolCallDelta
 from semel.frontend.api.shared.usage import StreamedUsage, Usage
@@ -91,6 +91,8 @@ class MessagesAnswer(Struct, tag="message", tag_field="type", kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessagesUsage
+    media_ids: list[str] | UnsetType = UNSET
+    """With `return_media_ids`: the ids of all images, in the order of the request."""
 
 
 class TokenCount(Struct):
@@ -183,7 +185,7 @@ class MessagesErrorEvent(_Event, tag="error"):
 MESSAGES_EVENTS = (*(MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, MessagesErrorEvent),)
 
 
-def whole_answer(chat: ChatCompletion, name: str) -> MessagesAnswer:
+def whole_answer(chat: ChatCompletion, name: str, media_ids: list[str] | UnsetType = UNSET) -> MessagesAnswer:
     """The whole answer, from that of the chat."""
     choice = chat["choices"][0]
     message = choice["message"]
@@ -204,14 +206,15 @@ def whole_answer(chat: ChatCompletion, name: str) -> MessagesAnswer:
         stop_reason=reason,
         stop_sequence=sequence,
         usage=_usage(chat["usage"]),
+        media_ids=media_ids,
     )
 
 
 class MessagesStream:
     """Turns the chunks of one chat into events."""
 
-    def __init__(self, name: str, model: str) -> None:
-        self._name, self._model = name, model
+    def __init__(self, name: str, model: str, media_ids: list[str] | UnsetType = UNSET) -> None:
+        self._name, self._model, self._media_ids = name, model, media_ids
         self._has_begun = False
         self._blocks = 0
         self._open: Literal["text", "thinking", "tool_use"] | None = None
@@ -260,6 +263,7 @@ class MessagesStream:
                 stop_reason=None,
                 stop_sequence=None,
                 usage=self._usage,
+                media_ids=self._media_ids,
             )
             yield MessageStart(message)
 

@@ -32,6 +32,8 @@ class Messages:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Of each item in the chat, its number in the client's request, where the order is another."""
 
     def add(self, message: dict[str, Any], place: str) -> None:
         """Add a message."""

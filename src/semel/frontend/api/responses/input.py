@@ -22,6 +22,7 @@ CUSTOM_INPUT: Final = "input"
 _TEXTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _OPEN: Final = ("in_progress", "incomplete")
+_FILE: Final = ("file_data", "file_id")
 _SUPPORTED: Final = (
     "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output and reasoning"
 )
@@ -118,10 +119,8 @@ def _part(value: object, where: str) -> dict[str, Any]:
         case "input_image":
             url, file_id = part.get("image_url"), part.get("file_id")
             return {"type": "image_url", "image_url": {"url": url} if file_id is None else file_of(file_id, url)}
-        case "input_file" if part.get("file_id") is not None:
-            return {"type": "file", "file": file_of(part["file_id"])}
         case "input_file":
-            raise InvalidRequest.of(where, "files are not read; send its text, or its pages as images")
+            return {"type": "file", "file": {name: part[name] for name in _FILE if part.get(name) is not None}}
         case _:
             return part  # as in a chat, or refused by name where chats are read
 
