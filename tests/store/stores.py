@@ -71,6 +71,10 @@ class FaultyObjects(BucketObjects):
             raise
         await self.objects.put(path, data, on_end, payer=payer)
 
+    async def create(self, path: str, data: bytes, *, payer: Payer = FRONTEND) -> bool:
+        self._enter("create")
+        return await self.objects.create(path, data, payer=payer)
+
     async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
         self._enter("get")
         return await self.objects.get(path, nbytes, start=start, payer=payer)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Self
 
 from semel.core.flag import GIB, Group, flag
 
 __all__ = ["MediaStoreSettings"]
+
+_RESPONSES_SHARE: Final = 10
+_RESPONSES_FOLDER: Final = "fetched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,10 @@ class MediaStoreSettings:
         unit="seconds",
         min=0.1,
     )
+
+    def parted(self) -> tuple[Self, Self]:
+        """Return the settings of a store for files, and of one for a tenth of the bytes, in a folder of its own."""
+        nbytes = self.capacity_bytes // _RESPONSES_SHARE
+        files = replace(self, capacity_bytes=self.capacity_bytes - nbytes)
+        location = None if self.location is None else f"{self.location.rstrip('/')}/{_RESPONSES_FOLDER}"
+        return files, replace(self, location=location, capacity_bytes=nbytes)
