@@ -26,10 +26,9 @@ from semel.media.fetch.responses import StoredResponse
 from semel.media.fetch.url import WebUrl, parse_url
 from semel.store.objects import BucketObjects
 from semel.store.responses import BucketResponses
-from semel.store.store import MediaStore
 from semel.store.upload import FRONTEND, Payer
 from tests.media.origin import TENANT, Names, Origin, Seen, fetcher, get, head, origin, reply
-from tests.store.stores import KEY, MIB, Clock, FaultyObjects, on_disk
+from tests.store.stores import MIB, Clock, FaultyObjects, on_disk, responses_over, store_over
 from tests.waiting import until
 
 BOB = Tenant("bob")
@@ -52,9 +51,7 @@ class Frontends:
         self, objects: BucketObjects | None = None, *hosts: str, scope: bytes = b"", cache_bytes: int = MIB
     ) -> Fetcher:
         objects = objects or on_disk(self.folder)
-        files = MediaStore(objects, key=KEY, capacity_bytes=64 * MIB, ttl_s=10_000)
-        await files.refresh()
-        responses = BucketResponses(objects, files, key=KEY, scope=scope, max_bytes=MIB)
+        responses = responses_over(objects, await store_over(objects), scope)
         options: Any = {"cache_bytes": cache_bytes, "now": self.clock, "responses": responses}
         options["lookup"] = Names(cat_example=[["127.0.0.1"]])
         self.responses.append(responses)

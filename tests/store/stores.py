@@ -15,6 +15,7 @@ from semel.core import Key
 from semel.errors import MediaStoreUnavailable
 from semel.store.names import StoredFile
 from semel.store.objects import BucketObjects, OnEnd
+from semel.store.responses import BucketResponses
 from semel.store.store import MediaStore
 from semel.store.upload import FRONTEND, Payer, Upload
 
@@ -133,6 +134,10 @@ async def store_over(
     store = MediaStore(objects, key=key, capacity_bytes=capacity_bytes, ttl_s=ttl_s, clock=clock or Clock())
     await store.refresh()
     return store
+
+
+def responses_over(objects: BucketObjects, files: MediaStore, scope: bytes = b"") -> BucketResponses:
+    return BucketResponses(objects, files, key=KEY, scope=scope, max_bytes=16 * MIB)
 
 
 def upload_of(data: bytes, name: str = "a.png", purpose: str = "vision", ttl_s: int | None = None) -> Upload:

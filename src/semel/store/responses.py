@@ -175,7 +175,9 @@ class BucketResponses:
             return None
         end = _START + _LENGTH.unpack_from(record, _SEAL_BYTES)[0]
         freshness, hops = _HEADS.decode(record[_START:end])
-        return StoredResponse(bytes(record[end:]), freshness, hops)
+        # Copied piece by piece: one copy of 60 MiB keeps the interpreter from an event loop for 30 ms.
+        pieces = [bytes(record[start : start + _LARGE]) for start in range(end, len(record), _LARGE)]
+        return StoredResponse(b"".join(pieces), freshness, hops)
 
 
 async def _offload(nbytes: int, work: Callable[[], _T]) -> _T:

@@ -23,14 +23,14 @@ class MediaStoreSettings:
         None,
         "media-store",
         help="Where files of /v1/files are stored: a folder, or the URL of a bucket (s3://, gs://, az://). Without it, "
-        "there are no files.",
+        "there are no files. Frontends also share there what they fetch from URLs.",
         is_common=True,
     )
     capacity_bytes: int = flag(
         10 * GIB,
         "media-store-gb",
-        help="Size of the media store, in GiB; a file counts as 64 KiB at least. Over it, files of the tenant that has "
-        "the most are deleted, least recently used first.",
+        help="Size of the media store, in GiB, a tenth of it for fetched media; a file counts as 64 KiB at least. Over "
+        "it, files of the tenant that has the most are deleted, least recently used first.",
         unit="GiB",
         min=0.001,
     )

@@ -24,10 +24,10 @@ __all__ = ["LEASE_S", "Download", "ResponseStore", "SharedFetches"]
 LEASE_S: Final = 2.0
 """Seconds for which a lease is valid, and the most that a fetch waits for another frontend's."""
 
-_PATIENCE_S: Final = 1.0
+_PATIENCE_S: Final = 2.0
 """Seconds for one operation of the store."""
 
-_PAUSE_S: Final = 5.0
+_PAUSE_S: Final = 10.0
 """Seconds for which a tenant does without a store that failed."""
 
 _POLL_S: Final = 0.02
