@@ -8,7 +8,7 @@ import os
 import struct
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -60,10 +60,8 @@ class Frontends:
         return self.made[-1]
 
     def counted(self, name: str, *labels: str) -> float:
-        samples = [sample for fetching in self.made for sample in fetching.samples()]
-        return sum(
-            value for metric, value, found in samples if metric.name == f"semel_media_{name}" and found == labels
-        )
+        wanted, samples = f"semel_media_{name}", [one for fetching in self.made for one in fetching.samples()]
+        return sum(value for metric, value, found in samples if (metric.name, found) == (wanted, labels))
 
     def stored(self, part: str = "") -> list[Path]:
         return [Path(home, name) for home, _, names in os.walk(self.folder / part) for name in names]
@@ -174,14 +172,24 @@ async def test_a_private_response_is_not_stored_whether_asked_for_or_redirected_
     await check_a_private_response_is_not_shared(fleet, cache_control)
 
 
+async def test_a_response_that_has_become_private_leaves_the_store_S12(fleet: Frontends) -> None:
+    fleet.server["/a"] = CAT
+    fetching = await fleet.start(cache_bytes=0)
+    assert await get(fetching, fleet.server.url("/a")) == b"cat"
+    assert fleet.stored()
+    fleet.clock.now_s += 90
+    fleet.server["/a"] = reply(b"cat", cache_control=PRIVATE[0])
+    assert await get(fetching, fleet.server.url("/a")) == b"cat"
+    assert not fleet.stored()
+
+
 async def check_another_tenant_learns_nothing(fleet: Frontends) -> None:
     """Neither the bytes nor, by what is done for it, whether somebody has them."""
     calls = []
     for path, tenants in (("/a", (TENANT, BOB)), ("/b", (BOB,)), ("/c", (TENANT, SALTED)), ("/d", (SALTED,))):
         fleet.server[path] = CAT
         for tenant in tenants:
-            objects = FaultyObjects(on_disk(fleet.folder))
-            fetching = await fleet.start(objects)
+            fetching = await fleet.start(objects := FaultyObjects(on_disk(fleet.folder)))
             objects.calls.clear()
             assert await get(fetching, fleet.server.url(path), tenant) == b"cat"
         calls.append(objects.calls)
@@ -227,8 +235,7 @@ async def test_the_policy_comes_before_the_store_and_covers_each_hop_S1(fleet: F
         fleet.server["/c"] = CAT
         assert await get(await fleet.start(None, *rules, scope=repr(rules).encode()), fleet.server.url("/c")) == b"cat"
     assert fleet.server.targets.count("/c") == 2
-    objects = FaultyObjects(on_disk(fleet.folder))
-    fetching = await fleet.start(objects)
+    fetching = await fleet.start(objects := FaultyObjects(on_disk(fleet.folder)))
     objects.calls.clear()
     with pytest.raises(MediaNotAllowed):
         await get(fetching, fleet.server.url("/b", "cat.example"))
@@ -239,8 +246,7 @@ async def test_bytes_are_charged_before_they_are_read_and_once_if_confirmed_S21(
     fleet.server["/a"] = slowly(b"x" * 10_000, **CACHED)
     url = fleet.server.url("/a")
     await get(await fleet.start(), url)
-    objects = FaultyObjects(on_disk(fleet.folder))
-    fetching = await fleet.start(objects)
+    fetching = await fleet.start(objects := FaultyObjects(on_disk(fleet.folder)))
     objects.calls.clear()
 
     def refuse(nbytes: int) -> None:
@@ -282,27 +288,23 @@ async def test_a_store_that_is_down_means_a_fetch_which_is_counted(fleet: Fronte
     assert fleet.counted("fetches_total", "shared") == 1
 
 
-class Hung(FaultyObjects):
-    async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        if self.fault:
-            self.calls.append("hung")
-            await asyncio.sleep(3_600)
-        async for page in super().list(prefix, payer=payer):
-            yield page
-
-
 async def test_a_store_that_hangs_delays_a_tenant_s_fetches_once(
     fleet: Frontends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "_PATIENCE_S", 0.05)
     fleet.server["/a"] = CAT
-    objects = Hung(on_disk(fleet.folder))
-    fetching = await fleet.start(objects, cache_bytes=0)
-    objects.fault = "hung"
+    fetching = await fleet.start(cache_bytes=0)
+    calls: list[object] = []
+
+    async def hang(*call: object) -> None:
+        calls.append(call)
+        await asyncio.sleep(3_600)
+
+    monkeypatch.setattr(fleet.responses[0], "read", hang)
     for tenant in (TENANT, BOB):
         for _ in range(10):
             assert await get(fetching, fleet.server.url("/a"), tenant) == b"cat"
-    assert objects.calls.count("hung") == 2
+    assert len(calls) == 2
     assert fleet.counted("fetches_unshared_total") == 20
 
 
