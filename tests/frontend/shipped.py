@@ -25,6 +25,8 @@ from semel.frontend.app import create_app
 from semel.frontend.service import FrontendState
 from semel.key_files import ProcessKeys
 from semel.lab.testing.engine import EchoEngine
+from semel.media.fetch.fetch import FetchOptions
+from semel.media.fetch.settings import FetchSettings
 from semel.processing import Pool
 from semel.processing.pool.pipe import Description
 from semel.render.file_sources import FileSources
@@ -176,6 +178,7 @@ async def shipped(
     cache_bytes: int = 1 << 20,
     contract: Contract = CONTRACT,
     media_store: MediaStoreSettings | None = None,
+    fetch: FetchSettings | None = None,
 ) -> AsyncIterator[Shipped]:
     """As many frontends as pools, each until it serves. Each opens the media store for itself, if there is one."""
     address = f"ipc://{home}/w.sock"
@@ -187,8 +190,12 @@ async def shipped(
         worker = Worker(engine, listener)
         tasks.append(asyncio.create_task(worker.run()))
         try:
-            stored = media_store or MediaStoreSettings()
-            made = [await _frontend(stack, tasks, address, model, pool, cache_bytes, stored) for pool in pools]
+            serving = ServingSettings(
+                fetch=fetch or FetchSettings(),
+                media_store=media_store or MediaStoreSettings(),
+                preprocessing=PreprocessingSettings(processes=0),
+            )
+            made = [await _frontend(stack, tasks, address, model, pool, cache_bytes, serving) for pool in pools]
             yield Shipped(engine, worker, made)
         finally:
             for task in reversed(tasks):
@@ -203,13 +210,13 @@ async def _frontend(
     model: Path,
     pool: DrawnPool,
     nbytes: int,
-    stored: MediaStoreSettings,
+    serving: ServingSettings,
 ) -> Frontend:
-    serving = ServingSettings(preprocessing=PreprocessingSettings(processes=0))
     settings = FrontendSettings(str(model), discovery=DiscoverySettings((address,)), serving=serving)
-    store = open_store(stored, KEY)
+    store = open_store(serving.media_stores()[0], KEY)
     keys, cache = ProcessKeys.of_fleet_key(KEY, "frontend"), assembly.create_cache("lru", nbytes)
-    parts = assembly._Parts(settings, keys, cache, FileSources(store))
+    fetching = FetchOptions.of(serving.fetch)
+    parts = assembly._Parts(settings, keys, cache, FileSources(store), fetching=fetching)
     parts.meter.watch(parts.lookups.samples)
     service = FrontendState(media_store=store)
     if store is not None:

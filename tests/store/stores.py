@@ -15,6 +15,7 @@ from semel.core import Key
 from semel.errors import MediaStoreUnavailable
 from semel.store.names import StoredFile
 from semel.store.objects import BucketObjects, OnEnd
+from semel.store.responses import BucketResponses
 from semel.store.store import MediaStore
 from semel.store.upload import FRONTEND, Payer, Upload
 
@@ -70,6 +71,10 @@ class FaultyObjects(BucketObjects):
             on_end(False)
             raise
         await self.objects.put(path, data, on_end, payer=payer)
+
+    async def create(self, path: str, data: bytes, *, payer: Payer = FRONTEND) -> bool:
+        self._enter("create")
+        return await self.objects.create(path, data, payer=payer)
 
     async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
         self._enter("get")
@@ -129,6 +134,10 @@ async def store_over(
     store = MediaStore(objects, key=key, capacity_bytes=capacity_bytes, ttl_s=ttl_s, clock=clock or Clock())
     await store.refresh()
     return store
+
+
+def responses_over(objects: BucketObjects, files: MediaStore, scope: bytes = b"") -> BucketResponses:
+    return BucketResponses(objects, files, key=KEY, scope=scope, max_bytes=16 * MIB)
 
 
 def upload_of(data: bytes, name: str = "a.png", purpose: str = "vision", ttl_s: int | None = None) -> Upload:

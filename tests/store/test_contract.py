@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from semel.core import Digest, Key
+from semel.core import Digest, Key, Tenant
 from semel.errors import MediaTooLarge
+from semel.media.fetch.freshness import Freshness
+from semel.media.fetch.responses import StoredResponse
+from semel.media.fetch.url import WebUrl
 from semel.store.index import SMALLEST_BYTES
 from semel.store.names import file_id, object_path, owner_name
 from semel.store.objects import BucketObjects, open_objects
 from semel.store.store import MediaStore
 from tests.store.s3 import BUCKET, S3_VARIABLES, s3_server
-from tests.store.stores import TIMEOUT_S, Clock, all_of, in_memory, on_disk, store_over, upload_of
+from tests.store.stores import TIMEOUT_S, Clock, all_of, in_memory, on_disk, responses_over, store_over, upload_of
 
 KINDS = ("memory", "disk", pytest.param("s3", marks=[pytest.mark.slow, pytest.mark.timeout(300)]))
 
@@ -213,3 +217,21 @@ async def test_the_bytes_of_a_file_are_spent_before_they_are_read(store: MediaSt
     with pytest.raises(MediaTooLarge):
         await store.read("acme", file.id, refuse)
     assert spent == [6]
+
+
+async def test_one_of_several_leases_is_taken_and_a_response_is_as_it_was_written(objects: BucketObjects) -> None:
+    """Of stores over the same objects, as several frontends have them."""
+    frontends = [responses_over(objects, await store_over(objects)) for _ in range(4)]
+    key = Tenant("acme"), WebUrl("https", "cat.example", 443, "/")
+    for _ in range(3):
+        assert sorted(await asyncio.gather(*(one.take_lease(key, 2.0) for one in frontends))) == [False] * 3 + [True]
+        assert 1.0 < (await frontends[0].lease_left_s(key) or 0.0) <= 2.0
+        await frontends[1].end_lease(key)
+        await frontends[2].end_lease(key)
+        assert await frontends[3].lease_left_s(key) is None
+    response = StoredResponse(os.urandom(3_000_000), Freshness(1.0, 2.0, 3.0, True, {"etag": '"1"'}, True), (key[1],))
+    assert await frontends[0].read(key, lambda _: None) is None
+    await frontends[0].write(key, response)
+    assert await frontends[1].read(key, lambda _: None) == response
+    await frontends[2].delete(key)
+    assert await frontends[3].read(key, lambda _: None) is None

@@ -36,6 +36,7 @@ from semel.settings.frontend import CacheKind, DiscoverySettings, FrontendSettin
 from semel.settings.secrets import read_api_keys
 from semel.shutdown import ShutdownSignal
 from semel.sizing import usable_cores
+from semel.store.responses import open_responses
 from semel.store.store import open_store
 from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
@@ -96,7 +97,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
         metrics_per_tenant=serving.metrics_per_tenant,
         max_file_bytes=serving.fetch.limits.max_bytes,
         cell=serving.cell.name,
-        media_store=(store := open_store(serving.media_store, keys.hashing)),
+        media_store=(store := open_store(serving.media_stores()[0], keys.hashing)),
     )
     tracing = start_tracing(collector, "semel-frontend", serving.cell.name)
     cache = create_cache(serving.cache.kind, serving.cache.capacity_bytes)
@@ -310,7 +311,12 @@ class _Parts:
         return pool
 
     def _fetcher(self, stack: contextlib.AsyncExitStack) -> Fetcher:
-        fetcher = Fetcher(self.fetching)
+        policy, (_, stored) = self.fetching.policy, self.settings.serving.media_stores()
+        scope = repr((policy.allowed_domains, policy.allow_http, policy.allowed_networks)).encode()
+        responses = open_responses(stored, self.keys.hashing, scope, self.fetching.limits.max_bytes)
+        if responses is not None:
+            stack.callback(asyncio.create_task(responses.run()).cancel)
+        fetcher = Fetcher(self.fetching, responses=responses)
         stack.push_async_callback(fetcher.close)
         self.meter.watch(fetcher.samples)
         return fetcher

@@ -288,6 +288,15 @@ class ServingSettings:
         group="Logs, metrics and traces",
     )
 
+    def media_stores(self) -> tuple[MediaStoreSettings, MediaStoreSettings | None]:
+        """Return the settings of the store of files, and of that of fetched responses, if frontends share those.
+
+        They do if URLs are fetched and their responses are cached at all.
+        """
+        if self.media_store.location is None or not self.fetch.allowed_domains or not self.fetch.cache_bytes:
+            return self.media_store, None
+        return self.media_store.parted()
+
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:

@@ -116,6 +116,20 @@ class BucketObjects:
             raise
         await self._run(write(), end, payer.owner, len(data))
 
+    async def create(self, path: str, data: bytes, *, payer: Payer = FRONTEND) -> bool:
+        """Write an object unless there is one of this name. Returns whether it was written."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        async def write() -> bool:
+            try:
+                await self._store.put_async(path, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        end = await self._admit(payer, len(data))
+        return await self._run(write(), end, payer.owner, len(data))
+
     async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
         """Read so many bytes of an object from `start` on, if it is there."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Self
 
 from semel.core.flag import GIB, Group, flag
 
 __all__ = ["MediaStoreSettings"]
+
+_RESPONSES_SHARE: Final = 10
+_RESPONSES_FOLDER: Final = "fetched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +23,14 @@ class MediaStoreSettings:
         None,
         "media-store",
         help="Where files of /v1/files are stored: a folder, or the URL of a bucket (s3://, gs://, az://). Without it, "
-        "there are no files.",
+        "there are no files. Frontends also share there what they fetch from URLs.",
         is_common=True,
     )
     capacity_bytes: int = flag(
         10 * GIB,
         "media-store-gb",
-        help="Size of the media store, in GiB; a file counts as 64 KiB at least. Over it, files of the tenant that has "
-        "the most are deleted, least recently used first.",
+        help="Size of the media store, in GiB, a tenth of it for fetched media; a file counts as 64 KiB at least. Over "
+        "it, files of the tenant that has the most are deleted, least recently used first.",
         unit="GiB",
         min=0.001,
     )
@@ -45,3 +48,10 @@ class MediaStoreSettings:
         unit="seconds",
         min=0.1,
     )
+
+    def parted(self) -> tuple[Self, Self]:
+        """Return the settings of a store for files, and of one for a tenth of the bytes, in a folder of its own."""
+        nbytes = self.capacity_bytes // _RESPONSES_SHARE
+        files = replace(self, capacity_bytes=self.capacity_bytes - nbytes)
+        location = None if self.location is None else f"{self.location.rstrip('/')}/{_RESPONSES_FOLDER}"
+        return files, replace(self, location=location, capacity_bytes=nbytes)

@@ -168,7 +168,7 @@ class MediaStore:
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin = no_pin
     ) -> tuple[StoredFile, memoryview] | None:
         """Return a file of a tenant with its bytes, which are those that were stored, or it is none."""
-        if (found := await self._open(tenant, digest, spend, pin, 1 << 62)) is None:
+        if (found := await self.open(tenant, digest, spend, pin, 1 << 62)) is None:
             return None
         file, data = found
         return found if await self._is_stored(file, tenant, blake3(), data) else None
@@ -181,17 +181,17 @@ class MediaStore:
         The iterator raises `MediaStoreUnavailable` instead of its last piece if the bytes are not those of the upload.
         A file of a single piece is checked before it is returned.
         """
-        if (found := await self._open(tenant, digest, spend, pin, _PIECE_BYTES)) is None:
+        if (found := await self.open(tenant, digest, spend, pin, _PIECE_BYTES)) is None:
             return None
         file, first = found
         if len(first) == file.nbytes and not await self._is_stored(file, tenant, blake3(), first):
             return None
         return file, self._pieces(file, tenant, first, Payer(file.owner, pin))
 
-    async def _open(
+    async def open(
         self, tenant: str, digest: Digest, spend: Spend, pin: Pin, most: int
     ) -> tuple[StoredFile, memoryview] | None:
-        """Find a file and read its beginning, of so many bytes at most. They are spent once."""
+        """Find a file and read its beginning, of so many bytes at most, unchecked. They are spent once."""
         data, spent = None, False
         for _ in range(1 + _RENEWALS):  # it may be deleted meanwhile, or uploaded again, under another name
             if data is not None or (file := await self.find(tenant, digest)) is None:

@@ -181,7 +181,8 @@ EMBEDDING_STORE_SECONDS: Final = Metric(
 # Media that a frontend fetches for its requests.
 MEDIA_FETCHES: Final = Metric(
     "semel_media_fetches_total",
-    "Fetches of media by how they ended: fetched, refused, too_large, unavailable or abandoned.",
+    "Fetches of media by how they ended: fetched, shared (found in the media store), refused, too_large, unavailable "
+    "or abandoned.",
     ("outcome",),
 )
 MEDIA_FETCHED_BYTES: Final = Metric("semel_media_fetched_bytes_total", "Bytes of media that were fetched.")
@@ -190,6 +191,9 @@ MEDIA_FETCH_SECONDS: Final = Metric(
 )
 MEDIA_FETCHES_JOINED: Final = Metric(
     "semel_media_fetches_joined_total", "Fetches that waited for an equal one which was under way already."
+)
+MEDIA_FETCHES_UNSHARED: Final = Metric(
+    "semel_media_fetches_unshared_total", "Fetches that did without the media store, since it was down or slow."
 )
 MEDIA_CACHE_QUERIES: Final = Metric(
     "semel_media_cache_queries_total", "Fetches that looked for a response that is still fresh."

@@ -82,8 +82,8 @@ class Downloader:
     ) -> StoredResponse:
         """Download a URL. `stored` is the response of an earlier download; it is returned if the origin confirms it.
 
-        Calls `spend` for every part before it is stored. Permits are per tenant name alone: clients can choose any
-        salt.
+        Calls `spend` for every part before it is stored; what `stored` holds is its caller's. Permits are per tenant
+        name alone: clients can choose any salt.
         """
         try:
             async with asyncio.timeout(self._limits.total_s):
@@ -127,7 +127,6 @@ class Downloader:
             received_at = self._now()
             fields = {name: ",".join(found) for name in HEADERS if (found := response.headers.getall(name, None))}
             if response.status == 304 and known is not None:
-                spend(len(known.data))
                 freshness = known.freshness.confirmed(fields, sent_at=sent_at, received_at=received_at)
                 return _Answer(freshness, known.data)
             freshness = Freshness.of(fields, sent_at=sent_at, received_at=received_at)

@@ -1,8 +1,9 @@
 """From a URL to bytes: first the policy, then the cache, then one download for all equal fetches.
 
-Equal fetches are joined only within a tenant, and cached responses belong to one tenant: another tenant's fetch must
-not be observable (threats S12). A fetch for an inspection (`apart`) changes nothing that other fetches can observe. The
-result is bytes, never an identity: the same URL may return other bytes later (S11).
+With a store of responses, it is one for all frontends that have that store (`sharing`). Equal fetches are joined only
+within a tenant, and responses belong to one tenant: another tenant's fetch must not be observable (threats S12). A
+fetch for an inspection (`apart`) changes nothing that other fetches can observe. The result is bytes, never an
+identity: the same URL may return other bytes later (S11).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from semel.media.fetch.download import Downloader, FetchLimits
 from semel.media.fetch.policy import Folder, MediaPolicy
 from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
 from semel.media.fetch.settings import FetchSettings
+from semel.media.fetch.sharing import ResponseStore, SharedFetches
 from semel.media.fetch.url import FileUrl, Url, WebUrl
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
@@ -114,6 +116,7 @@ class Fetcher:
         lookup: Lookup | None = None,
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
+        responses: ResponseStore | None = None,
     ) -> None:
         self._options = options
         self._downloader = Downloader(options.policy, options.limits, lookup=lookup, tls=tls, now=now)
@@ -121,6 +124,7 @@ class Fetcher:
         self._cache = ResponseCache(options.cache_bytes)
         self._flight: Flight[tuple[bool, ResponseKey], bytes] = Flight()
         self._counts = _Counts()
+        self._shared = None if responses is None else SharedFetches(responses, self._is_reusable)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -167,6 +171,9 @@ class Fetcher:
         yield metrics.MEDIA_CACHE_HITS, counts.hits, ()
         yield metrics.MEDIA_CACHE_CONFIRMED, counts.confirmed, ()
         yield metrics.MEDIA_CACHE_BYTES, self._cache.nbytes, ()
+        if self._shared is not None:
+            yield metrics.MEDIA_FETCHES, self._shared.hits, ("shared",)
+            yield metrics.MEDIA_FETCHES_UNSHARED, self._shared.failures, ()
 
     def _find(self, key: ResponseKey, apart: bool) -> StoredResponse | None:
         if apart:
@@ -178,24 +185,49 @@ class Fetcher:
         """Return whether a response may be served without revalidation: fresh, and each of its hops still allowed."""
         if not stored.freshness.is_fresh(self._now()):
             return False
+        self._check_hops(stored)
+        return True
+
+    def _check_hops(self, stored: StoredResponse) -> None:
         previous: WebUrl | None = None
         for hop in stored.hops:
             self._options.policy.check(hop, previous=previous)
             previous = hop
-        return True
 
-    async def _download(self, key: ResponseKey, stored: StoredResponse | None, apart: bool, payer: _Payer) -> bytes:
-        tenant, url = key
+    def _is_reusable(self, stored: StoredResponse, is_new: bool) -> bool:
+        """Return whether another frontend's response may be served: fresh, or `is_new`, and each hop allowed here."""
+        try:
+            self._check_hops(stored)
+        except MediaNotAllowed:
+            return False  # the origin may lead elsewhere now
+        return is_new or stored.freshness.is_fresh(self._now())
+
+    async def _download(self, key: ResponseKey, cached: StoredResponse | None, apart: bool, payer: _Payer) -> bytes:
         payer.leads = True
-        with self._timed():
-            response = await self._downloader.download(url, payer.spend, stored, tenant=tenant.name)
-        if stored is not None and response.data is stored.data:
-            self._counts.confirmed += not apart
+        ask = partial(self._ask_origin, key, cached, apart, payer)
+        if self._shared is None or apart:
+            response = await ask(cached)
         else:
-            self._counts.nbytes += len(response.data)
+            response = await self._shared.fetch(key, cached, payer.spend, ask)
         if not apart:
             self._cache.put(key, response)
         return response.data
+
+    async def _ask_origin(
+        self, key: ResponseKey, cached: StoredResponse | None, apart: bool, payer: _Payer, stored: StoredResponse | None
+    ) -> StoredResponse:
+        """Download a URL, or confirm what is stored: what was `cached` here is not paid for yet."""
+        tenant, url = key
+        with self._timed():
+            response = await self._downloader.download(url, payer.spend, stored, tenant=tenant.name)
+            is_confirmed = stored is not None and response.data is stored.data
+            if is_confirmed and stored is cached:
+                payer.spend(len(response.data))
+        if is_confirmed:
+            self._counts.confirmed += not apart
+        else:
+            self._counts.nbytes += len(response.data)
+        return response
 
     async def _read_file(self, url: FileUrl, spend: Spend) -> bytes:
         folder, limits = self._options.policy.allowed_folder, self._options.limits

@@ -42,6 +42,9 @@ class Freshness:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The fields that decided this."""
 
+    shareable: bool = False
+    """True if caches that several servers share may hold it: it is storable, and not `private`."""
+
     @classmethod
     def of(cls, headers: Mapping[str, str], *, sent_at: float, received_at: float) -> Self:
         """Parse the fields. Names are in lower case; values of repeated fields are joined by commas."""
@@ -53,12 +56,14 @@ class Freshness:
         told_age_s = _number(headers.get("age", "0")) or 0
         lifetime_s = _lifetime_s(headers, directives, received_at if made_at is None else made_at)
         is_worth_it = bool(lifetime_s or headers.get("etag") or headers.get("last-modified"))
+        storable = is_worth_it and "no-store" not in directives and "*" not in headers.get("vary", "")
         return cls(
             received_at,
             max(apparent_age_s, told_age_s + max(0.0, received_at - sent_at)),
             lifetime_s,
-            is_worth_it and "no-store" not in directives and "*" not in headers.get("vary", ""),
+            storable,
             {name: headers[name] for name in HEADERS if name in headers},
+            storable and "private" not in directives,
         )
 
     def is_fresh(self, now: float) -> bool:
@@ -80,7 +85,12 @@ class Freshness:
         """The freshness of two responses used as one, such as a redirect and its target: while both are fresh."""
         since_s = self.received_at - other.received_at
         left_s = min(self.lifetime_s - self.age_s, other.lifetime_s - other.age_s - since_s)
-        return replace(self, lifetime_s=max(0.0, self.age_s + left_s), storable=self.storable and other.storable)
+        return replace(
+            self,
+            lifetime_s=max(0.0, self.age_s + left_s),
+            storable=self.storable and other.storable,
+            shareable=self.shareable and other.shareable,
+        )
 
 
 def _lifetime_s(headers: Mapping[str, str], directives: Mapping[str, str], made_at: float) -> float:
