@@ -34,7 +34,7 @@ from semel.lab.bench.serving.scenarios.evicted import added_rows
 from semel.lab.bench.serving.scenarios.latency import stream
 from semel.lab.bench.serving.scenarios.mixed_load import Kind, drive, plan
 from semel.lab.bench.serving.scenarios.restart import encoder_inputs, restart, running_store
-from semel.lab.bench.serving.servers import Server, role_of
+from semel.lab.bench.serving.servers import Launch, Server, role_of, vllm_server
 from semel.lab.bench.serving.socket_bytes import read_counts
 from semel.lab.bench.serving.stages import stage_rows
 from semel.lab.bench.serving.statistics import Figure, exactly
@@ -128,6 +128,17 @@ async def test_every_good_request_that_fails_in_a_mixed_load_is_counted(spoils: 
     assert await drive(client, asks, images, done.append) == client.failed
     assert (client.failed > 5) is spoils
     assert sorted(done) == list(range(1, 401))
+
+
+async def test_the_cause_is_first_when_a_server_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's last line only says that it stands above."""
+    head = "(VllmWorker-0 pid=7) ERROR 11-19 00:07:54 [a.py:9] "
+    lines = f"{head}Traceback (most recent call last):", f"{head}ValueError: no memory", "RuntimeError: See above."
+    program = f"for line in {lines}: print(line)\nraise SystemExit(1)"
+    monkeypatch.setattr("semel.lab.bench.serving.servers._PYTHON", (sys.executable, "-c", program))
+    with pytest.raises(ConfigError, match=r"\(exit code 1\): ValueError: no memory\n"):
+        async with vllm_server(Launch("", (), tmp_path)):
+            pass
 
 
 async def test_a_server_that_is_gone_fails_its_good_requests_and_not_the_run() -> None:

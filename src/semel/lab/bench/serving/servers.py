@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from semel.cli.start_log import StartLog
 from semel.errors import ConfigError
 from semel.lab.bench.ports import free_port
 from semel.lab.bench.serving.client import Client
@@ -284,14 +285,17 @@ async def _until_up(url: str, path: str, process: subprocess.Popen[bytes], log: 
     async with Client(url) as client:
         while not await client.is_up(path):
             if process.poll() is not None:
-                raise ConfigError(f"a server could not start (exit code {process.returncode}):\n{_tail(log)}")
+                raise ConfigError(f"a server could not start (exit code {process.returncode}): {_tail(log)}")
             if loop.time() > until:
-                raise ConfigError(f"a server was not ready within {_START_S:g} s:\n{_tail(log)}")
+                raise ConfigError(f"a server was not ready within {_START_S:g} s: {_tail(log)}")
             await asyncio.sleep(_POLL_S)
 
 
 def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-_TAIL_CHARS:]
+    """Return the cause of a failed start, and the end of its log."""
+    printed, read = log.read_bytes(), StartLog()
+    read.feed(printed + b"\n")
+    return f"{read.cause}\n{printed[-_TAIL_CHARS:].decode(errors='replace')}"
 
 
 async def end_process(process: subprocess.Popen[bytes]) -> None:
