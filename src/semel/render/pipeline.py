@@ -19,7 +19,20 @@ from typing import cast
 
 from semel.aio import concurrently
 from semel.cache import Cache, Flight, LayoutCache, NoCache
-from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
+from semel.core import (
+    Digest,
+    Feature,
+    Identity,
+    Item,
+    Key,
+    Layout,
+    Media,
+    Modality,
+    Prompt,
+    Tenant,
+    item_options,
+    with_media_io,
+)
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer, ChatRequest
@@ -159,7 +172,8 @@ class Pipeline:
             return ParsedRequest((), {}, request.mm_processor_kwargs, prompt.assemble, name)
         fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
         read_file = partial(self.files.read, owner, spend, pin)
-        identity_of = cache(partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant))
+        options = with_media_io(request.mm_processor_kwargs, request.media_io_kwargs)
+        identity_of = cache(partial(self._identity, options=options, tenant=tenant))
         if any(isinstance(source, MediaFile | MediaName) for source in fetched):
             fetched = await self.files.resolve(fetched, owner, identity_of, read_file, lazily=intent == "execute")
         if fetched is not sources:
@@ -177,7 +191,7 @@ class Pipeline:
         return ParsedRequest(
             items,
             media,
-            request.mm_processor_kwargs,
+            options,
             _ChatPrompt(items, tokenize, renderer, self.apply, name, light).assemble,
             name,
             spend_feature,
@@ -283,7 +297,13 @@ class Pipeline:
                 media = await request.media_of(digest)
             except RequestError as error:
                 raise _UnreadError(error) from None
-            made = await self.process(media, request.options, group=request, tenant=request.tenant, spend=request.spend)
+            made = await self.process(
+                media,
+                item_options(media.modality, request.options),
+                group=request,
+                tenant=request.tenant,
+                spend=request.spend,
+            )
             return self.cache.put(digest, made, tenant=request.tenant)
 
         with request.naming(digest):
@@ -313,7 +333,11 @@ class Pipeline:
     def _identity(self, modality: Modality, options: Mapping[str, object], tenant: Tenant | None) -> Identity:
         try:
             return Identity(
-                key=self.key, modality=modality, fingerprint=self.fingerprint, options=options, tenant=tenant
+                key=self.key,
+                modality=modality,
+                fingerprint=self.fingerprint,
+                options=item_options(modality, options),
+                tenant=tenant,
             )
         except ValueError:  # from json and str.encode, which refuse no other value
             raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None

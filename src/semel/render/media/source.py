@@ -12,6 +12,7 @@ import pybase64
 
 from semel.core import Digest, Media, Modality
 from semel.errors import InvalidRequest, MediaError
+from semel.media import FRAME_LIST, MAX_FRAMES, count_frames
 from semel.media.fetch.url import Url, parse_url
 
 __all__ = ["LongString", "MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
@@ -39,6 +40,7 @@ class LongString:
 
 _EXCERPT_CHARS: Final = 32
 _MAX_HEAD_CHARS: Final = 512
+_FRAMES: Final = "video/jpeg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,22 @@ def _from_data_url(text: str | LongString, modality: Modality, where: str) -> Me
         raise InvalidRequest.of(where, f"a data URL of type {_excerpt(mime)} cannot be used as {modality}")
     start = 6 + len(head)
     data = text[start:] if isinstance(text, str) else text.from_(start)
+    if mime.lower() == _FRAMES:
+        return _frame_list(data, where)
     return media_from_base64(data, modality, mime=mime or None, where=where)
+
+
+def _frame_list(text: str | LongString, where: str) -> Media:
+    """Return a video whose frames are images in base64, between commas. They are counted, and decoded later."""
+    try:
+        data = FRAME_LIST + (text.encode("ascii") if isinstance(text, str) else text.data)
+    except UnicodeEncodeError:
+        raise MediaError.of(where, "the frames are not valid base64: encode each without line breaks") from None
+    if len(data) == len(FRAME_LIST):
+        raise MediaError.of(where, "the list has no frames: send each in base64, with commas between them")
+    if count_frames(data) > MAX_FRAMES:
+        raise InvalidRequest.of(where, f"the list has over {MAX_FRAMES:,} frames: send fewer")
+    return Media("video", data, _FRAMES)
 
 
 def _excerpt(text: str) -> str:

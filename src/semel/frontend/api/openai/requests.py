@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from semel.core import AnswerParsing
+from semel.core import MEDIA_IO, AnswerParsing
 from semel.core.token_limits import check_tokens_left
 from semel.errors import InvalidRequest
 from semel.frontend.api.openai.structured_outputs import (
@@ -24,6 +24,7 @@ from semel.frontend.api.openai.structured_outputs import (
 from semel.frontend.api.openai.tools import Tool, ToolChoice, chosen
 from semel.frontend.api.shared.faults import FORMS
 from semel.frontend.api.shared.fields import Ignored
+from semel.frontend.api.shared.media_options import MediaIo
 from semel.frontend.api.shared.request_base import (
     Biases,
     Count,
@@ -133,9 +134,12 @@ class _Chat(OwnedRequest):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
+    media_io_kwargs: MediaIo | None = None
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
+        if MEDIA_IO in self.mm_processor_kwargs:
+            raise InvalidRequest.of(f"mm_processor_kwargs.{MEDIA_IO}", "not available; it is a field of its own")
         if self.tools or self.chat_template_kwargs:
             both = [[tool.for_template() for tool in self.tools or ()], self.chat_template_kwargs]
             check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
@@ -150,6 +154,7 @@ class _Chat(OwnedRequest):
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.template_kwargs(),
             mm_processor_kwargs=self.mm_processor_kwargs,
+            media_io_kwargs=None if self.media_io_kwargs is None else self.media_io_kwargs.options(),
             return_media_ids=return_media_ids,
         )
 
