@@ -63,7 +63,8 @@ class Engineless:
         from vllm.renderers.params import ChatParams
 
         params = ChatParams(chat_template_kwargs={"add_generation_prompt": True}, **options)
-        _, (prompt,) = self.renderer.render_chat([chat], params)
+        extras = {"mm_processor_kwargs": options.get("mm_processor_kwargs")}
+        _, (prompt,) = self.renderer.render_chat([chat], params, prompt_extras=extras)
         return rendering_of(prompt)
 
     async def ours(self, chat: Chat, **options: Any) -> tuple[Rendered, Rendering]:

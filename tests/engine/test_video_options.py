@@ -28,7 +28,7 @@ Options = Mapping[str, Any]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-FAMILIES: Final = ("qwen2.5-vl", "qwen3-vl", "glm-4.1v", "internvl-chat")
+FAMILIES: Final = ("qwen2.5-vl", "qwen3-vl", "glm-4.1v", "llava-onevision")
 """A fast path, and three loaders of vLLM's."""
 
 READ: Final[tuple[Options, ...]] = (

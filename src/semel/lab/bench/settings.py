@@ -25,8 +25,8 @@ OPENED_PER_S: Final = 100
 
 
 SCENARIO_NAMES: Final = (
-    *("text", "answers", "new", "again", "conversation", "agent", "repeats", "rollouts", "pages", "evicted"),
-    *("generate", "render", "mixed", "saturation", "memory", "frontends", "restart"),
+    *("text", "answers", "new", "again", "conversation", "agent", "repeats", "rollouts", "pages", "video"),
+    *("evicted", "generate", "render", "mixed", "saturation", "memory", "frontends", "restart"),
 )
 """The scenarios of `semel bench serve`, in the order in which they run."""
 

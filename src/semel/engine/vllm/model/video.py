@@ -79,8 +79,8 @@ class VideoLoader:
 
         reader = FrameReader.of(data, self.media_io.num_frames, limits)
         options = {"num_frames": self.media_io.num_frames, **self.media_io.kwargs}
+        text = data[len(FRAME_LIST) :].decode("ascii", "replace")
         try:
-            text = data[len(FRAME_LIST) :].decode("ascii")
             frames, metadata = VideoMediaIO(reader, **options).load_base64("video/jpeg", text).media
         except ValueError as error:
             logger.info("vLLM refuses a list of frames: %r", error)

@@ -100,6 +100,12 @@ _MAX_CHOSEN_LOGPROBS: Final = 4_096
 _MAX_SEQUENCES: Final = 256
 """Maximum of prompts times `n` in one request: each is a sequence in the engine (threats S21)."""
 
+_NOT_OF_PROCESSORS: Final = {
+    MEDIA_IO: "is a field of its own",
+    "use_audio_in_video": "is not supported: it puts a clip and a video into the same positions of a prompt, which "
+    "share no embeddings there; send the sound as an item of its own",
+}
+
 _Pattern = Annotated[int, Field(ge=0, le=256)]
 _Repeats = Annotated[int, Field(ge=0, le=1_024)]
 
@@ -138,8 +144,8 @@ class _Chat(OwnedRequest):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        if MEDIA_IO in self.mm_processor_kwargs:
-            raise InvalidRequest.of(f"mm_processor_kwargs.{MEDIA_IO}", "not available; it is a field of its own")
+        if self.mm_processor_kwargs:
+            _check_processor_options(self.mm_processor_kwargs)
         if self.tools or self.chat_template_kwargs:
             both = [[tool.for_template() for tool in self.tools or ()], self.chat_template_kwargs]
             check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
@@ -245,6 +251,13 @@ class _Sampled(OwnedRequest, Ignored):
             usage,
             running_usage=usage and options is not None and bool(options.continuous_usage_stats),
         )
+
+
+def _check_processor_options(options: Mapping[str, object]) -> None:
+    """Refuse by name what is no option here of any processor."""
+    for name, reason in _NOT_OF_PROCESSORS.items():
+        if options.get(name):
+            raise InvalidRequest.of(f"mm_processor_kwargs.{name}", reason)
 
 
 class ChatCompletionRequest(_Chat, _Sampled):

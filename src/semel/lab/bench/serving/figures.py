@@ -61,6 +61,8 @@ LIMITS: Final[dict[str, Limit]] = {
     "restart: HD, what the restart adds": Limit("semel", "at most", 10.0),
     "restart: a fetch and its copies, mean": Limit("semel", "at most", 10.0),
     "restart: encodes of published images": Limit("semel", "at most", 0.0),
+    "video: what a repeat adds": Limit("ratio", "at most", 0.10),
+    "video: decodes for five questions": Limit("semel", "at most", 1.0),
     "memory: all processes (PSS)": Limit("ratio", "at most", 1.3),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }

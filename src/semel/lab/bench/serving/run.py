@@ -37,6 +37,7 @@ from semel.lab.bench.serving.scenarios.restart import restart, restart_flags, ru
 from semel.lab.bench.serving.scenarios.rollouts import rollouts
 from semel.lab.bench.serving.scenarios.saturation import saturation
 from semel.lab.bench.serving.scenarios.sources import sources
+from semel.lab.bench.serving.scenarios.video import video
 from semel.lab.bench.serving.servers import Launch, Server, door_server, semel_server, vllm_server
 from semel.vllm_plugin.levels import parse_levels
 
@@ -55,6 +56,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "repeats": repeats,
     "rollouts": rollouts,
     "pages": pages,
+    "video": video,
     "evicted": evicted,
     "generate": generate,
     "render": render,
