@@ -64,7 +64,8 @@ async def test_what_no_request_may_say_is_refused_by_its_field(app: Rig, fields:
 
 
 async def test_options_that_say_nothing_are_those_of_a_request_without(app: Rig) -> None:
-    for value in (None, {}, {"video": {}}, {"image": {}, "audio": {}, "video": {"fps": None}}):
+    nothing: tuple[Any, ...] = (None, {}, {"video": {}}, {"image": {}, "audio": {}, "video": {"fps": None}})
+    for value in nothing:
         await app.ok(CHAT, {"messages": HELLO, "media_io_kwargs": value})
         read = ChatCompletionRequest.model_validate({"messages": HELLO, "media_io_kwargs": value})
         assert not read.chat().media_io_kwargs

@@ -330,7 +330,8 @@ def test_a_video_is_read_as_its_request_says_within_the_limits_and_a_repeat_is_n
     seen, frames = movie(40, 10), base64.b64encode(image(56, 56)).decode()
     assert [decodes(seen, fps=1), decodes(seen, fps=1), decodes(seen, fps=2), decodes(seen, fps=2)] == [1, 0, 1, 0]
     many = [{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + ",".join([frames] * 60)}}]
-    assert [decodes(many), decodes(many), decodes(many, num_frames=8)] == [1, 0, 1]
+    assert [decodes(many, fps=4), decodes(many, fps=4), decodes(many, num_frames=8)] == [1, 0, 1]
+    assert "20 s (--max-video-s)" in fleet.refusal(many)[1]  # 32 frames, one a second
     assert "the list has 60 frames; the limit is 50 (--max-video-frames)" in str(
         fleet.refusal(many, media_io_kwargs={"video": {"num_frames": -1}})
     )

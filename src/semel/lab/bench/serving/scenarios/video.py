@@ -17,9 +17,9 @@ from semel.lab.bench.serving.work import work_of
 
 __all__ = ["draw_clip", "video"]
 
-WIDTH: Final = 640
-HEIGHT: Final = 360
-SECONDS: Final = 30
+_WIDTH: Final = 640
+_HEIGHT: Final = 360
+_SECONDS: Final = 30
 _FPS: Final = 30
 _CELL: Final = 20
 _BITS_PER_S: Final = 1_000_000
@@ -72,18 +72,18 @@ def _series(
     return alone, together
 
 
-def draw_clip(seed: int, number: int) -> bytes:
+def draw_clip(seed: int, number: int, *, seconds: int = _SECONDS) -> bytes:
     """Return a clip as MP4 with H.264, another one for each number: cells that drift."""
     import av
 
     rng = np.random.default_rng([seed, number])
-    cells = rng.integers(0, 256, (HEIGHT * 3 // 2 // _CELL, WIDTH // _CELL), dtype=np.uint8)
+    cells = rng.integers(0, 256, (_HEIGHT * 3 // 2 // _CELL, _WIDTH // _CELL), dtype=np.uint8)
     planes = cells.repeat(_CELL, axis=0).repeat(_CELL, axis=1)  # brightness, and below it the colours
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as file:
         stream: Any = file.add_stream("libx264", rate=_FPS, options={"preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = WIDTH, HEIGHT, "yuv420p", _BITS_PER_S
-        for step in range(SECONDS * _FPS):
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = _WIDTH, _HEIGHT, "yuv420p", _BITS_PER_S
+        for step in range(seconds * _FPS):
             drifted = np.ascontiguousarray(np.roll(planes, 2 * step, axis=1))
             file.mux(stream.encode(av.VideoFrame.from_ndarray(drifted, format="yuv420p")))
         file.mux(stream.encode())
