@@ -127,8 +127,9 @@ def _is_base64(data: memoryview) -> bool:
 
 def _is_frames(data: memoryview) -> bool:
     """Return whether all characters are of base64, or commas; where they stand is seen when a frame is decoded."""
-    pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
-    return not any(piece.tobytes().translate(None, _OF_FRAMES) for piece in pieces)
+    piece = _PIECE >> 2  # this holds the interpreter's lock
+    pieces = (data[start : start + piece] for start in range(0, len(data), piece))
+    return not any(one.tobytes().translate(None, _OF_FRAMES) for one in pieces)
 
 
 def _append(rest: bytearray, data: memoryview) -> None:

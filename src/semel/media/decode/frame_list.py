@@ -35,7 +35,7 @@ MISFIT: Final = (
 _NUM_FRAMES: Final = 32
 """How many are used, unless the request says it."""
 
-_PIECE: Final = 1 << 20
+_PIECE: Final = 1 << 18
 
 
 def count_frames(data: bytes) -> int:

@@ -5,6 +5,7 @@ Base64 is checked strictly: an invalid character is an error, not skipped.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -16,6 +17,9 @@ from semel.media import FRAME_LIST, MAX_FRAMES, count_frames
 from semel.media.fetch.url import Url, parse_url
 
 __all__ = ["LongString", "MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
+
+
+_PIECE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -32,6 +36,10 @@ class LongString:
 
     def __repr__(self) -> str:
         return f"LongString({self[:32]!r}…, {len(self):,} characters)"
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield copies of all of it, each of 256 KiB at most."""
+        return (bytes(self.data[start : start + _PIECE]) for start in range(0, len(self), _PIECE))
 
     def from_(self, start: int) -> LongString:
         """Return the rest of the string, without a copy."""
@@ -120,7 +128,9 @@ def _from_data_url(text: str | LongString, modality: Modality, where: str) -> Me
 def _frame_list(text: str | LongString, where: str) -> Media:
     """Return a video whose frames are images in base64, between commas. They are counted, and decoded later."""
     try:
-        data = FRAME_LIST + (text.encode("ascii") if isinstance(text, str) else text.data)
+        # Of pieces that are bytes: they are joined without the interpreter's lock, views would be with it.
+        rest = [text.encode("ascii")] if isinstance(text, str) else text.pieces()
+        data = b"".join((FRAME_LIST, *rest))
     except UnicodeEncodeError:
         raise MediaError.of(where, "the frames are not valid base64: encode each without line breaks") from None
     if len(data) == len(FRAME_LIST):
