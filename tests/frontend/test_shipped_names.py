@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from semel.store.objects import BucketObjects
 from semel.store.settings import MediaStoreSettings
 from semel.store.upload import FRONTEND, Payer
+from tests.frontend import rig
 from tests.frontend.shipped import DrawnPool, Frontend, shipped
 from tests.frontend.test_urls import CHAT
 from tests.render.conftest import folder
@@ -19,6 +21,7 @@ from tests.render.drawn import image_part
 __all__ = ["folder"]
 
 NAMES = 50
+CONTRACT = replace(rig.CONTRACT, max_items={"image": NAMES}, max_tokens=10_000)
 
 
 def body(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -49,17 +52,15 @@ async def test_a_name_is_known_at_every_frontend_with_a_store_and_at_its_own_wit
         monkeypatch.setattr(BucketObjects, "create", overwrite)
     media_store = MediaStoreSettings(None if store == "none" else str(tmp_path / "store"))
     pools = [DrawnPool() for _ in range(3)]
-    async with shipped(tmp_path, folder, *pools, media_store=media_store) as world:
+    async with shipped(tmp_path, folder, *pools, contract=CONTRACT, media_store=media_store) as world:
         if store == "gone":
             (tmp_path / "store").rename(tmp_path / "elsewhere")
             (tmp_path / "store").write_text("no folder")
         one, other, third = world.frontends
-        for start in range(0, NAMES, 10):
-            assert await status(one, *(named(number, f"{number}") for number in range(start, start + 10))) == 200
-        names = [[alone(f"{number}") for number in range(start, start + 10)] for start in range(0, NAMES, 10)]
+        assert await status(one, *(named(number, f"{number}") for number in range(NAMES))) == 200
         for frontend in world.frontends:
-            seen = {await status(frontend, *some) for some in names}
-            assert seen == {200 if store == "shared" or frontend is one else 404}
+            known = await status(frontend, *(alone(f"{number}") for number in range(NAMES)))
+            assert known == (200 if store == "shared" or frontend is one else 404)
         assert await status(other, alone("0"), cache_salt="another") == 404
         assert sum(pool.processed for pool in pools) == NAMES
 
