@@ -25,7 +25,7 @@ class MediaStoreSettings:
         None,
         "media-store",
         help="Where files of /v1/files are stored: a folder, or the URL of a bucket (s3://, gs://, az://). Without it, "
-        "there are no files. Frontends also share there what they fetch from URLs.",
+        "there are no files. Frontends also share there names (`uuid`) of media, and what they fetch from URLs.",
         is_common=True,
     )
     capacity_bytes: int = flag(
