@@ -415,3 +415,45 @@ def test_a_mutant_is_found(
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         search(parts_renderer, SOUND, 1_000)
+
+
+async def meant(world: World, frontend: int, sends: int | None = None) -> int | None:
+    """What a name means at a frontend, while the store does all that it is asked for."""
+    await world.begin(frontend, TENANTS[0], "one", sends)
+    await world.drain()
+    return world.history[TENANTS[0], "one"][-1].meant
+
+
+async def test_a_store_that_hangs_delays_an_answer_once_and_gets_the_name_when_it_is_used_again(
+    parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_names, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(shared_names, "_PAUSE_S", 3_600.0)
+    world = World(parts_renderer)
+    for number in range(FRONTENDS):
+        await world.start(number)
+    for sends in (1, None, None):
+        await world.begin(0, TENANTS[0], "one", sends)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*world.running)  # nobody gives the store its turn
+    assert [event.meant for event in world.history[TENANTS[0], "one"]] == [1, 1, 1]
+    assert len(world.turns.waiting) == 1, "it was left alone since"
+    shared = world.pipelines[0].files.shared
+    assert shared is not None
+    assert {value for metric, value, _ in shared.samples() if "unshared" in metric.name} == {
+        3 + 2
+    }  # looked for, written
+    assert await meant(world, 1) == 404
+    shared._breaker._open_until_s.clear()
+    assert [await meant(world, 0), await meant(world, 1)] == [1, 1]
+
+
+async def test_what_the_store_has_lost_is_written_again_by_who_uses_it(parts_renderer: ChatRenderer) -> None:
+    world = World(parts_renderer)
+    for number in range(FRONTENDS):
+        await world.start(number)
+    assert await meant(world, 0, sends=1) == 1
+    world.bucket.clear()
+    assert [await meant(world, 0), await meant(world, 1)] == [1, 404]
+    world.clock.now_s += CONFIRM_S + 1
+    assert [await meant(world, 0), await meant(world, 1)] == [1, 1]

@@ -230,7 +230,7 @@ MEDIA_NAMES_LEARNED: Final = Metric(
 )
 MEDIA_NAMES_UNSHARED: Final = Metric(
     "semel_media_names_unshared_total",
-    "Names of media (uuid) that were used or sent without the media store, since it was down or slow.",
+    "Lookups and writes of names of media (uuid) that did without the media store, since it was down or slow.",
 )
 
 # Connections of clients, the files that decide who may connect, and the cell that they reach.
