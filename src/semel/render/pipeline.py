@@ -36,7 +36,7 @@ from semel.core import (
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer, ChatRequest
-from semel.render.file_sources import FileSources, IdentityOf
+from semel.render.file_sources import FileSources, IdentityOf, Wait
 from semel.render.inspector import Inspector
 from semel.render.media.parsed_request import (
     AssemblePrompt,
@@ -183,16 +183,18 @@ class Pipeline:
             partial(self._identify, resolved, identity_of), light=light and fetched is sources
         )
         contents: Sequence[Digest] = ()
+        are_written: Wait | None = None
         if intent == "execute" and (request.return_media_ids or any(map(_is_named, attachments))):
             contents = await self.files.remember(
                 attachments, resolved, items, owner, self.key, identity_of, all_of_them=request.return_media_ids
             )
+            are_written = self.files.publish(attachments, owner, identity_of)
         watch.lap("digest")
         return ParsedRequest(
             items,
             media,
             options,
-            _ChatPrompt(items, tokenize, renderer, self.apply, name, light).assemble,
+            _ChatPrompt(items, tokenize, renderer, self.apply, name, light, are_written).assemble,
             name,
             spend_feature,
             read_file,
@@ -355,9 +357,14 @@ class _ChatPrompt:
     is_light: bool
     """If False, a thread makes its tokens."""
 
+    are_written: Wait | None = None
+    """Waits until its names are in the store, which goes on while its items are processed."""
+
     async def assemble(self, layouts: Sequence[Layout]) -> Prompt:
         """Make the prompt, with the layout of each item."""
         renderer, items = self.renderer, self.items
+        if self.are_written is not None:
+            await self.are_written()
         token_ids = await run_if_heavy(self.tokenize, light=self.is_light and renderer.tokenizer.is_local)
         if not items or renderer.splices(items):
             return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)
