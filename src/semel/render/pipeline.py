@@ -19,20 +19,8 @@ from typing import cast
 
 from semel.aio import concurrently
 from semel.cache import Cache, Flight, LayoutCache, NoCache
-from semel.core import (
-    Digest,
-    Feature,
-    Identity,
-    Item,
-    Key,
-    Layout,
-    Media,
-    Modality,
-    Prompt,
-    Tenant,
-    item_options,
-    with_media_io,
-)
+from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
+from semel.core.options import item_options, with_media_io
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer, ChatRequest

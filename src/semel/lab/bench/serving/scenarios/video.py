@@ -13,6 +13,7 @@ from semel.lab.bench.serving.client import CHAT
 from semel.lab.bench.serving.figures import Row, compared, counted
 from semel.lab.bench.serving.images import chat, media_part, text_part
 from semel.lab.bench.serving.scenarios.again import added_row
+from semel.lab.bench.serving.stages import scrape, stage_rows
 from semel.lab.bench.serving.work import work_of
 
 __all__ = ["draw_clip", "video"]
@@ -50,7 +51,9 @@ async def video(bench: Bench) -> list[Row]:
         decoded[side is bench.sides.vllm].append(after.since(before).decoded)
         return alone, together
 
+    started = await scrape(bench.sides.semel.client)
     turns = await bench.turns("a clip, five questions", ask, turns=count)
+    ended = await scrape(bench.sides.semel.client)
     first = _series(turns, slice(0, 1))
     alone, repeats = _series(turns, slice(1, None))
     return [
@@ -58,6 +61,7 @@ async def video(bench: Bench) -> list[Row]:
         compared("video: repeat, latency", "ms", repeats),
         added_row("video: what a repeat adds", repeats, alone),
         counted("video: decodes for five questions", "", max(decoded[False]), max(decoded[True])),
+        *stage_rows("video: texts and clips, stage", started, ended),
     ]
 
 
