@@ -196,7 +196,7 @@ class _Batch:
             if time.monotonic() - began >= self._settings.retry_s:
                 return self._give_up(began, response, failed)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-            await asyncio.sleep((_retry_after_s(response) or pause_s) * random.uniform(1.0, 1.2))
+            await _pause((_retry_after_s(response) or pause_s) * random.uniform(1.0, 1.2))
 
     def _give_up(
         self, began: float, response: httpx.Response | None, failed: httpx.TransportError | None
@@ -233,6 +233,10 @@ class _Batch:
             hits, queries = metrics.MM_CACHE_HITS, metrics.MM_CACHE_QUERIES
             return found.total(hits, tier="processor"), found.total(queries, tier="processor")
         return None
+
+
+async def _pause(seconds: float) -> None:
+    await asyncio.sleep(seconds)
 
 
 def _retry_after_s(response: httpx.Response | None) -> float | None:

@@ -27,6 +27,9 @@ class Schedule:
         """Lines whose items were all sent before, or that have none."""
 
         self._new: deque[Line] = deque()
+        self._wanted: set[int] = set()
+        """The new items of these lines."""
+
         self._behind: dict[int, deque[Line]] = {}
         """Lines by the item that they wait for."""
 
@@ -43,8 +46,14 @@ class Schedule:
 
     def add(self, line: Line) -> None:
         """Add a line."""
-        is_near = all(item in self._sent or item in self._leading for item in line.items)
-        (self._near if is_near else self._new).append(line)
+        new = [item for item in line.items if item not in self._sent]
+        if not new:
+            self._near.append(line)
+        elif (item := next((one for one in new if one in self._leading or one in self._wanted), None)) is not None:
+            self._behind.setdefault(item, deque()).append(line)
+        else:
+            self._new.append(line)
+            self._wanted.update(new)
 
     def take(self) -> Line | None:
         """Return the line to send next; `done` is called with it when it was answered."""
@@ -75,4 +84,5 @@ class Schedule:
         new = tuple(item for item in line.items if item not in self._leading and not self._sent.get(item))
         self._led[line.number] = new
         self._leading.update(new)
+        self._wanted.difference_update(line.items)
         return line

@@ -29,18 +29,21 @@ _LINES_S: Final = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 
 
-def run(settings: BatchSettings, flags: Sequence[str]) -> int:
-    """Run a batch, and return the exit code: 1 if a line has an error or was not sent."""
+def run(settings: BatchSettings, flags: Sequence[str], *, serve: Sequence[str] = ("serve",)) -> int:
+    """Run a batch, and return the exit code: 1 if a line has an error or was not sent.
+
+    `serve` is the command of semel that starts a server of its own.
+    """
     if settings.model is None and flags:
         raise ConfigError(f"{flags[0]} is a flag of `semel serve`, which is started for a MODEL: name it after OUTPUT")
     if settings.model is not None and settings.base_url is not None:
         raise ConfigError("MODEL starts a server, and --base-url names one that runs: leave one of them out")
-    return asyncio.run(_run(settings, flags))
+    return asyncio.run(_run(settings, [*serve, settings.model or "", *flags]))
 
 
-async def _run(settings: BatchSettings, flags: Sequence[str]) -> int:
+async def _run(settings: BatchSettings, serve: Sequence[str]) -> int:
     stopping = ShutdownSignal.listening()
-    async with _server(settings, flags, stopping) as url:
+    async with _server(settings, serve, stopping) as url:
         if stopping.is_requested:
             return 1
         with _shown() as show:
@@ -56,7 +59,7 @@ async def _run(settings: BatchSettings, flags: Sequence[str]) -> int:
 
 
 @asynccontextmanager
-async def _server(settings: BatchSettings, flags: Sequence[str], stopping: ShutdownSignal) -> AsyncIterator[str]:
+async def _server(settings: BatchSettings, serve: Sequence[str], stopping: ShutdownSignal) -> AsyncIterator[str]:
     """The URL of the server: of the one that is named, or of one that is started here and ends with the batch."""
     if settings.model is None:
         yield settings.base_url or _URL
@@ -64,7 +67,7 @@ async def _server(settings: BatchSettings, flags: Sequence[str], stopping: Shutd
     with bind(_HOST, 0) as socket:
         port = socket.getsockname()[1]
     output = Output(stderr.writer, is_visible=False)
-    command = [sys.executable, "-m", "semel", "serve", settings.model, *flags, f"--host={_HOST}", f"--port={port}"]
+    command = [sys.executable, "-m", "semel", *serve, f"--host={_HOST}", f"--port={port}"]
     child = Child("server", command, output=output.descriptor)
     keeping = asyncio.create_task(child.keep())
     is_ready = False
