@@ -65,7 +65,7 @@ def test_mutant_an_order_that_does_not_know_what_is_in_flight_uploads_more(
     monkeypatch.setattr(Schedule, "add", lambda self, line: self._near.append(line))
     monkeypatch.setattr(Schedule, "take", lambda self: self._begin(self._near.popleft()) if self._near else None)
     Batch(tmp_path, *SHARED).run(server.url, concurrency=3)
-    assert uploads(server) > 8
+    assert uploads(server) > 8  # 3 for each
 
 
 @pytest.mark.parametrize("cut", [1, 30, 10_000])
@@ -89,7 +89,7 @@ def test_a_batch_that_is_done_sends_nothing_and_one_with_more_lines_sends_these(
     batch.run(server.url)
     server.bodies.clear()
     batch.write(*LINES, "", request("new", chat()))
-    assert batch.run(server.url).done == 41
+    assert batch.run(server.url).done == 21
     assert len(server.bodies) == 1
 
 
@@ -130,7 +130,7 @@ def test_what_is_wrong_with_a_line_is_its_result(server: ReferenceServer, tmp_pa
     results = batch.results
     assert (state.done, state.failed) == (7, 6)
     assert results["good"]["error"] is None
-    assert (results["unknown"]["response"]["status_code"], results["unknown"]["error"]) == (204, None)
+    assert (results["unknown"]["response"]["status_code"], results["unknown"]["error"]) == (404, None)
     assert results["unknown"]["response"]["body"]["error"]["code"] == "unknown_media"
     for name, words in {
         "stream": "stream",
@@ -223,7 +223,7 @@ def test_a_line_that_alone_is_refused_for_long_has_that_as_its_result(
 
 
 def test_a_wrong_key_ends_the_batch_and_is_no_result(server: ReferenceServer, tmp_path: Path) -> None:
-    server.faults = [Rejection(201, "invalid_api_key")] * 20
+    server.faults = [Rejection(401, "invalid_api_key")] * 20
     batch = Batch(tmp_path, *LINES)
     with pytest.raises(ConfigError, match="--api-key"):
         batch.run(server.url, key="wrong")
@@ -279,4 +279,4 @@ def test_memory_does_not_grow_with_the_file(server: ReferenceServer, tmp_path: P
     batch.run(server.url, concurrency=2)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 3 << 20 < batch.input.stat().st_size
+    assert most < 5 << 20 < batch.input.stat().st_size
