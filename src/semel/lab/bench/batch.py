@@ -142,16 +142,7 @@ def _first_error(output: Path) -> Any:
 async def _run_batch(launch: Launch, path: Path) -> float:
     """Return the lines per second of vLLM's own batch command."""
     log = path.with_suffix(".log")
-    command = (
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "run-batch",
-        "-i",
-        path,
-        "-o",
-        path.with_suffix(".out"),
-    )
+    command = (sys.executable, "-m", "vllm.entrypoints.openai.run_batch", "-i", path, "-o", path.with_suffix(".out"))
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *map(str, (*command, "--model", launch.model, *launch.flags)),
