@@ -46,7 +46,7 @@ async def _run(settings: BatchSettings, serve: Sequence[str]) -> int:
     async with _server(settings, serve, stopping) as url:
         if stopping.is_requested:
             return 1
-        with _shown() as show:
+        with _progress() as show:
             work = asyncio.create_task(run_batch(settings, url, settings.api_key or client_key(), show))
             if await stopping.wait(work):
                 work.cancel()
@@ -84,7 +84,7 @@ async def _server(settings: BatchSettings, serve: Sequence[str], stopping: Shutd
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[BatchProgress], object]]:
+def _progress() -> Iterator[Callable[[BatchProgress], object]]:
     """Shows the progress: as a bar, or in lines where there is no terminal."""
     if not console.is_terminal:
         yield _Lines()
