@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -16,8 +17,9 @@ from semel.batch.results import Results
 from semel.batch.run import BatchProgress
 from semel.batch.schedule import Schedule
 from semel.errors import ConfigError, NotReady
-from semel.lab.testing.references import ReferenceServer, Rejection, serve_references
+from semel.lab.testing.references import ReferenceServer, Rejection, _Handler, serve_references
 from tests.batch.files import Batch, chat, data_url, request
+from tests.commands import run_main
 
 LINES = [request(f"line-{number}", chat(data_url(number % 5), text=f"{number}")) for number in range(20)]
 
@@ -52,20 +54,33 @@ def uploads(server: ReferenceServer) -> int:
 SHARED = [request(str(number), chat(data_url(number // 6), text=f"{number}")) for number in range(36)]
 
 
+@pytest.fixture
+def full_server(server: ReferenceServer, monkeypatch: pytest.MonkeyPatch) -> ReferenceServer:
+    """It answers when three requests are there."""
+    answer, three = server.answer, threading.Barrier(3)
+
+    def wait(body: dict[str, Any], owner: str) -> dict[str, Any]:
+        three.wait(30)
+        return answer(body, owner)
+
+    monkeypatch.setattr(server, "answer", wait)
+    return server
+
+
 def test_an_image_that_lines_share_is_uploaded_once_but_for_the_last_that_nothing_else_is_sent_with(
-    server: ReferenceServer, tmp_path: Path
+    full_server: ReferenceServer, tmp_path: Path
 ) -> None:
-    Batch(tmp_path, *SHARED).run(server.url, concurrency=3)
-    assert uploads(server) in (6, 7, 8)
+    Batch(tmp_path, *SHARED).run(full_server.url, concurrency=3)
+    assert uploads(full_server) in (6, 7, 8)
 
 
 def test_mutant_an_order_that_does_not_know_what_is_in_flight_uploads_more(
-    server: ReferenceServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    full_server: ReferenceServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Schedule, "add", lambda self, line: self._near.append(line))
     monkeypatch.setattr(Schedule, "take", lambda self: self._begin(self._near.popleft()) if self._near else None)
-    Batch(tmp_path, *SHARED).run(server.url, concurrency=3)
-    assert uploads(server) > 8  # 3 for each
+    Batch(tmp_path, *SHARED).run(full_server.url, concurrency=3)
+    assert uploads(full_server) > 8
 
 
 @pytest.mark.parametrize("cut", [1, 30, 10_000])
@@ -111,6 +126,10 @@ def test_another_batch_file_a_foreign_file_and_a_second_client_are_refused(
     with pytest.raises(ConfigError, match="line 1 is no result"):
         batch.run(server.url)
     assert batch.output.read_text() == "my notes\nare here"
+    with pytest.raises(ConfigError, match="line 1 is no result"):
+        batch.output.write_text("my notes")
+        batch.run(server.url)
+    assert batch.output.read_text() == "my notes"
 
 
 def test_what_is_wrong_with_a_line_is_its_result(server: ReferenceServer, tmp_path: Path) -> None:
@@ -120,6 +139,7 @@ def test_what_is_wrong_with_a_line_is_its_result(server: ReferenceServer, tmp_pa
         request("stream", chat(stream=True)),
         request("method", chat(), method="GET"),
         request("elsewhere", chat(), url="//example.com/v1"),
+        request("blank", chat(), url="/v1/chat completions"),
         '{"custom_id": "no-body", "url": "/v1/chat/completions"}',
         '{"custom_id": "torn',
         request("unknown", {"messages": [{"role": "user", "content": [{"image_url": {"file_id": "file-0"}}]}]}),
@@ -128,7 +148,7 @@ def test_what_is_wrong_with_a_line_is_its_result(server: ReferenceServer, tmp_pa
     server.returns_ids = True
     state = batch.run(server.url)
     results = batch.results
-    assert (state.done, state.failed) == (7, 6)
+    assert (state.done, state.failed) == (8, 7)
     assert results["good"]["error"] is None
     assert (results["unknown"]["response"]["status_code"], results["unknown"]["error"]) == (404, None)
     assert results["unknown"]["response"]["body"]["error"]["code"] == "unknown_media"
@@ -136,6 +156,7 @@ def test_what_is_wrong_with_a_line_is_its_result(server: ReferenceServer, tmp_pa
         "stream": "stream",
         "method": "method",
         "elsewhere": "url",
+        "blank": "url",
         "no-body": "body",
         None: "",
     }.items():
@@ -192,8 +213,9 @@ def test_a_connection_that_is_reset_is_made_again(
 
 
 def test_a_server_that_is_not_there_ends_the_batch_and_costs_no_line_its_result(
-    server: ReferenceServer, tmp_path: Path
+    server: ReferenceServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_Handler, "do_GET", lambda self: self._send(503, {}))
     batch = Batch(tmp_path, *LINES)
     with pytest.raises(NotReady, match="the same command goes on"):
         batch.run("http://127.0.0.1:1", retry_s=0)
@@ -264,8 +286,8 @@ def test_a_server_gets_the_urls_of_files_as_they_are_if_no_folder_is_named(
 
 
 def test_the_progress_has_the_rate_the_remaining_time_the_hits_and_the_errors() -> None:
-    state = BatchProgress(done=1_000, failed=2, total=5_000, seconds=100.0, answered=800, hits=0.85)
-    assert state.figures == "8.0 lines/s, 0:08:20 left, 85% of items cached, 2 errors"
+    state = BatchProgress(done=1_000, failed=2, total=5_000, seconds=100.0, answered=800, hits=0.85, trouble="503")
+    assert state.figures == "8.0 lines/s, 0:08:20 left, 85% of items cached, 2 errors, trying again after 503"
     assert BatchProgress(done=0, failed=0).figures == "0.0 lines/s"
 
 
@@ -280,3 +302,47 @@ def test_memory_does_not_grow_with_the_file(server: ReferenceServer, tmp_path: P
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 5 << 20 < batch.input.stat().st_size
+
+
+def test_the_command_passes_its_flags_on_and_its_exit_code_tells_of_errors(
+    server: ReferenceServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page.png").write_bytes(os.urandom(3_000))
+    batch, owners = Batch(tmp_path, request("a", chat(f"file://{tmp_path}/page.png"))), set[str]()
+    answer = server.answer
+
+    def note(body: dict[str, Any], owner: str) -> dict[str, Any]:
+        owners.add(owner)
+        return answer(body, owner)
+
+    monkeypatch.setattr(server, "answer", note)
+    words = [
+        "batch",
+        str(batch.input),
+        str(batch.output),
+        "--base-url",
+        server.url,
+        "--retry-s",
+        "1",
+        "--concurrency=1",
+    ]
+    code, printed = run_main(*words, "--api-key", "mine", "--allowed-local-media-path", str(tmp_path))
+    assert (code, owners, uploads(server)) == (0, {"Bearer mine"}, 1), printed
+    batch.write(request("a", chat(f"file://{tmp_path}/page.png")), "no request")
+    monkeypatch.setenv("OPENAI_API_KEY", "another")
+    code, printed = run_main(*words)
+    assert (code, "2 results" in printed, "1 of them errors" in printed) == (1, True, True), printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--base-url", "localhost:8000"), "http://HOST:PORT"),
+        (("model", "--base-url", "http://localhost:8000"), "leave one of them out"),
+        (("--enforce-eager",), "name it after OUTPUT"),
+        ((), "No such file"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_words(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    code, printed = run_main("batch", str(tmp_path / "in"), str(tmp_path / "out"), *words)
+    assert (code, message in printed) == (2, True), printed

@@ -6,6 +6,7 @@ A line that waits is its place in the file and the items in it; its bytes are re
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _MEDIA_FIELDS: Final = frozenset(
 """The fields of parts, in all APIs, whose text is an item or names one."""
 
 _MAX_DEPTH: Final = 12
+_PATH: Final = re.compile(r"/(?!/)[!-~]{0,2000}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"the line is no request of a batch: {error}") from None
         if found.method != "POST":
             raise InvalidRequest('"method" must be "POST"')
-        if not found.url.startswith("/") or found.url.startswith("//"):
+        if not _PATH.fullmatch(found.url):
             raise InvalidRequest('"url" must be a path, such as "/v1/chat/completions"')
         if options.stream:
             raise InvalidRequest('"stream" must be false: a line has one response')

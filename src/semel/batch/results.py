@@ -12,7 +12,7 @@ import json
 import os
 from array import array
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Final, Self
 
 import msgspec
 
@@ -21,7 +21,8 @@ from semel.errors import ConfigError
 
 __all__ = ["Results"]
 
-_PREFIX = "batch_req_"
+_PREFIX: Final = "batch_req_"
+_BEGIN: Final = f'{{"id":"{_PREFIX}'.encode()
 
 
 class _Response(msgspec.Struct):
@@ -93,6 +94,8 @@ class Results:
                 if data.endswith(b"\n"):
                     self._read(data, place)
                     end += len(data)
+                elif data[: len(_BEGIN)] != _BEGIN[: len(data)]:
+                    raise self._foreign(place)
         os.ftruncate(self._file.fileno(), end)
 
     def _read(self, data: bytes, place: int) -> None:
@@ -103,9 +106,10 @@ class Results:
                 int(number), int(digest, 16), is_good=result.response is not None and result.response.status_code == 200
             )
         except (msgspec.MsgspecError, ValueError, OverflowError):
-            raise ConfigError(
-                f"{self._file.name}, line {place} is no result of `semel batch`: name another file"
-            ) from None
+            raise self._foreign(place) from None
+
+    def _foreign(self, place: int) -> ConfigError:
+        return ConfigError(f"{self._file.name}, line {place} is no result of `semel batch`: name another file")
 
     def _note(self, number: int, digest: int, *, is_good: bool) -> None:
         if (missing := number + 1 - len(self._digests)) > 0:

@@ -1,8 +1,8 @@
 """The requests of a batch: so many in flight, each until it is answered or given up.
 
 What is temporary (429, 502, 503, a connection that breaks) is tried again for a while. What then is still refused, and
-what is wrong with a line, is the line's result. If no line at all is answered meanwhile, the server is at fault, and
-the batch ends without a result for those lines: the next run sends them again.
+what is wrong with a line, is the line's result. If the server is not there or not ready, the batch ends without a
+result for those lines: the next run sends them again.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ class BatchProgress:
     hits: float | None = None
     """The part of all items that the server knew; None if it shows no metrics."""
 
+    trouble: str | None = None
+    """The last answer, if it is tried again: its status, or the name of its connection's error."""
+
     @property
     def figures(self) -> str:
-        """The rate, the remaining time and the hits, in words."""
+        """The rate, the remaining time, the hits and what goes wrong, in words."""
         rate = self.answered / self.seconds if self.seconds else 0.0
         words = [f"{rate:.1f} lines/s"]
         if self.total is not None and rate:
@@ -75,7 +78,9 @@ class BatchProgress:
             words.append(f"{minutes // 60}:{minutes % 60:02}:{seconds:02} left")
         if self.hits is not None:
             words.append(f"{self.hits:.0%} of items cached")
-        return ", ".join([*words, *([f"{self.failed:,} errors"] if self.failed else [])])
+        words += [f"{self.failed:,} errors"] if self.failed else []
+        words += [f"trying again after {self.trouble}"] if self.trouble else []
+        return ", ".join(words)
 
 
 async def run_batch(
@@ -105,10 +110,11 @@ class _Batch:
         self._results = results
         self._schedule = Schedule()
         self._reading = asyncio.Lock()
-        self._began = self._served_at = time.monotonic()
+        self._began = time.monotonic()
         self._answered = 0
         self._total: int | None = None
         self._hits: float | None = None
+        self._trouble: str | None = None
         self._read_file = _file_reader(settings)
 
     async def run(self, show: Callable[[BatchProgress], object]) -> None:
@@ -126,7 +132,7 @@ class _Batch:
         """Return how far it is."""
         spent_s = time.monotonic() - self._began
         return BatchProgress(
-            self._results.count, self._results.failed, self._total, spent_s, self._answered, self._hits
+            self._results.count, self._results.failed, self._total, spent_s, self._answered, self._hits, self._trouble
         )
 
     async def _send_lines(self) -> None:
@@ -159,7 +165,7 @@ class _Batch:
             return
         try:
             response = await self._post(f"{self._url}{request.url}", content)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             self._results.put(line, custom_id, None, {"code": "no_answer", "message": repr(error)})
             return
         if response.status_code == HTTPStatus.UNAUTHORIZED:
@@ -184,28 +190,32 @@ class _Batch:
         began = time.monotonic()
         pause_s = _MIN_PAUSE_S
         while True:
-            failed: httpx.TransportError | None = None
+            failed: httpx.RequestError | None = None
             response: httpx.Response | None = None
             try:
                 response = await self._client.post(url, content=content, headers=_JSON)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 failed = error
             if response is not None and response.status_code not in _RETRIED:
-                self._served_at = time.monotonic()
+                self._trouble = None
                 return response
+            self._trouble = type(failed).__name__ if response is None else str(response.status_code)
             if time.monotonic() - began >= self._settings.retry_s:
-                return self._give_up(began, response, failed)
+                return await self._give_up(response, failed)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             await _pause((_retry_after_s(response) or pause_s) * random.uniform(1.0, 1.2))
 
-    def _give_up(
-        self, began: float, response: httpx.Response | None, failed: httpx.TransportError | None
-    ) -> httpx.Response:
-        if self._served_at < began:
+    async def _give_up(self, response: httpx.Response | None, failed: httpx.RequestError | None) -> httpx.Response:
+        """Return or raise what a line was refused with; `NotReady` if others would be refused too."""
+        try:
+            is_there = (await self._client.get(f"{self._url}/ready")).status_code < HTTPStatus.INTERNAL_SERVER_ERROR
+        except httpx.RequestError:
+            is_there = False
+        if not is_there:
             reason = repr(failed) if response is None else f"{response.status_code} {response.text[:200]}"
             raise NotReady(
-                f"no request was answered for {time.monotonic() - began:.0f} s ({reason}): the same command goes on "
-                "when the server is there again"
+                f"the server takes no requests ({reason}), tried for {self._settings.retry_s:g} s: the same command "
+                "goes on when it is there again"
             )
         if response is None:
             assert failed is not None

@@ -34,10 +34,14 @@ def run(settings: BatchSettings, flags: Sequence[str], *, serve: Sequence[str] =
 
     `serve` is the command of semel that starts a server of its own.
     """
-    if settings.model is None and flags:
-        raise ConfigError(f"{flags[0]} is a flag of `semel serve`, which is started for a MODEL: name it after OUTPUT")
+    if settings.model is not None and settings.model.startswith("-"):
+        raise ConfigError(
+            f"{settings.model} is a flag of `semel serve`, which is started for a MODEL: name it after OUTPUT"
+        )
     if settings.model is not None and settings.base_url is not None:
         raise ConfigError("MODEL starts a server, and --base-url names one that runs: leave one of them out")
+    if settings.base_url is not None and not settings.base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"--base-url {settings.base_url}: write http://HOST:PORT or https://HOST")
     return asyncio.run(_run(settings, [*serve, settings.model or "", *flags]))
 
 
@@ -51,10 +55,14 @@ async def _run(settings: BatchSettings, serve: Sequence[str]) -> int:
             if await stopping.wait(work):
                 work.cancel()
                 await asyncio.wait([work])
-                console.print(f"stopped; the same command goes on with {settings.output}", highlight=False)
+                console.print(
+                    f"stopped; the same command goes on with {settings.output}", highlight=False, soft_wrap=True
+                )
                 return 1
     state = work.result()
-    console.print(f"{state.done:,} results in {settings.output}, {state.failed:,} of them errors", highlight=False)
+    console.print(
+        f"{state.done:,} results in {settings.output}, {state.failed:,} of them errors", highlight=False, soft_wrap=True
+    )
     return int(state.failed > 0)
 
 
