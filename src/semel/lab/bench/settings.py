@@ -11,6 +11,8 @@ from semel.core.flag import flag, same_flag, section
 __all__ = [
     "OPENED_PER_S",
     "SCENARIO_NAMES",
+    "BatchBenchOptions",
+    "BatchBenchSettings",
     "CompareSettings",
     "FleetOptions",
     "FleetSettings",
@@ -83,6 +85,25 @@ class FleetSettings:
     """The settings of `semel bench fleet`."""
 
     size: FleetOptions = section(FleetOptions)
+    report: ReportSettings = section(ReportSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBenchOptions:
+    """The options of `semel bench batch`."""
+
+    lines: int = flag(2_000, help="Number of lines in a batch file.", group="Measurement", min=10)
+    images: int = flag(300, help="Number of different images in it.", group="Measurement", min=1)
+    streams: int = flag(32, help="Number of requests in flight.", group="Measurement", min=1, max=1_000)
+    kills: int = flag(5, help="How often the client is killed.", group="Measurement", min=0)
+    rounds: int = flag(3, help="Number of batch files for each side.", group="Measurement", min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBenchSettings:
+    """The settings of `semel bench batch`."""
+
+    size: BatchBenchOptions = section(BatchBenchOptions)
     report: ReportSettings = section(ReportSettings)
 
 

@@ -23,6 +23,7 @@ class Size(Enum):
     """The size of an image: width and height."""
 
     SMALL = (112, 112)
+    MEDIUM = (448, 448)
     SQUARE = (1_024, 1_024)
     HD = (1_920, 1_080)
 
