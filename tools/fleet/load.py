@@ -102,8 +102,9 @@ def main(words: list[str] | None = None) -> int:
 
 def _compare(model: Path, options: argparse.Namespace) -> int:
     """Compare semel's choice with round robin's; fail if it lets an image be encoded more than `MAX_ENCODES` times."""
+    clients, burst = options.clients, options.burst
     load = Repeats(
-        options.requests, options.repeats, tokens=options.tokens, at_a_time=options.clients, seed=options.seed
+        options.requests, options.repeats, tokens=options.tokens, at_a_time=clients, burst=burst, seed=options.seed
     )
     workers = options.workers or 3
     with (
@@ -193,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--without-engines", action="store_true", help="workers have no model, and refuse nothing")
     comparing = parser.add_argument_group("with --compare")
     comparing.add_argument("--repeats", type=float, default=0.8, help="the share of requests whose image came before")
+    comparing.add_argument("--burst", type=float, default=0.0, help="the share of repeats that show the newest image")
     comparing.add_argument("--clients", type=int, default=8, help="requests at a time")
     comparing.add_argument("--tokens", type=int, default=TOKENS, help="of every answer")
     comparing.add_argument("--store", action="store_true", help="workers share encoder outputs in a Redis")
