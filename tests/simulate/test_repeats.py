@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,9 @@ from semel.lab.simulate.processes import FleetSize
 from semel.lab.simulate.repeats import Cause, Preprocessing, causes_of
 from semel.lab.simulate.whole import Plan, run
 from semel.lab.simulate.workload import Catalogue, Talks, Traffic
-from tools.fleet.comparing import NOTES
+from tools.fleet.comparing import begin_noting, noted
 from tools.fleet.counters import settled
 from tools.fleet.driving import exchange
-from tools.fleet.noting import notes_of, noting
 from tools.fleet.plan import Ask, body_of, draw_images
 from tools.fleet.processes import running_fleet
 
@@ -50,13 +50,12 @@ def test_the_causes_of_a_simulated_fleet_add_up_to_what_it_preprocessed_again() 
 @pytest.mark.timeout(600)
 def test_a_real_frontend_notes_what_it_preprocesses_and_why_it_was_a_repetition(tiny: Callable[[str], Path]) -> None:
     with running_fleet(tiny("qwen2-vl"), workers=2, frontends=0, has_engines=False) as fleet:
-        files = [fleet.home / f"frontend-{number}{NOTES}" for number in range(2)]
-        nodes = [fleet.begin_frontend(fleet.addresses, semel=noting(file, "round_robin")) for file in files]
+        nodes = [begin_noting(fleet, "round_robin") for _ in range(2)]
         fleet.until_up()
+        began = time.monotonic()
         body = body_of(Ask((0,), 0), draw_images(1))
-        for node in (nodes[0], nodes[1], nodes[1]):  # its worker, again its worker, the other worker
+        for node in (nodes[0], nodes[1], nodes[1]):  # its first worker, then again the first, then the second
             assert asyncio.run(exchange(node.url, body))[0] == 200
             settled(nodes, fleet.workers)
-        first, second = map(notes_of, files)
-        assert (len(first), len(second)) == (1, 1)
-        assert causes_of([*first, *second]) == {"other worker": 1}
+        assert [len(noted([node], began)) for node in nodes] == [1, 1]
+        assert causes_of(noted(nodes, began)) == {"other worker": 1}

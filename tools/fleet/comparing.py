@@ -22,15 +22,14 @@ from tools.fleet.noting import notes_of, noting
 from tools.fleet.plan import Repeats, draw_images, plan_repeats
 from tools.fleet.processes import Fleet, Node
 
-__all__ = ["NOTES", "ROOMY_GB", "Figures", "Frontends", "begin_rivals", "compare", "empty"]
+__all__ = ["ROOMY_GB", "Figures", "Frontends", "begin_noting", "begin_rivals", "compare", "empty", "noted"]
 
 ROOMY_GB: Final = 0.25
 """For an engine's item cache: thousands of the loads' images."""
 
 EMPTY_S: Final = 30.0
 FRONTENDS: Final = 2
-NOTES: Final = ".notes"
-"""Of the files in which frontends note their preprocessings (`noting`)."""
+_NOTES: Final = ".notes"
 
 Frontends = Mapping[str, Sequence[Node]]
 """By how they choose."""
@@ -108,14 +107,18 @@ class Figures:
 
 def begin_rivals(fleet: Fleet, count: int = FRONTENDS) -> Frontends:
     """Frontends that choose as semel does and others that ask one worker after another, all of the same workers."""
-    addresses = fleet.addresses
-    found: dict[str, list[Node]] = {"semel": [], "round robin": []}
-    for name, nodes in found.items():
-        for _ in range(count):
-            notes = fleet.home / f"frontend-{len(fleet.frontends)}{NOTES}"
-            nodes.append(fleet.begin_frontend(addresses, semel=noting(notes, name.replace(" ", "_"))))
+    found = {
+        "semel": [begin_noting(fleet, "semel") for _ in range(count)],
+        "round robin": [begin_noting(fleet, "round_robin") for _ in range(count)],
+    }
     fleet.until_up()
     return found
+
+
+def begin_noting(fleet: Fleet, choice: str) -> Node:
+    """Start a frontend that chooses workers so and notes its preprocessings (`noted`)."""
+    notes = fleet.home / f"frontend-{len(fleet.frontends)}{_NOTES}"
+    return fleet.begin_frontend(fleet.addresses, semel=noting(notes, choice))
 
 
 async def compare(fleet: Fleet, frontends: Frontends, load: Repeats, *, rounds: int = 1) -> dict[str, Figures]:
@@ -140,12 +143,12 @@ async def _drive(
     driver = Driver([node.url for node in frontends], images, reference, at_a_time=load.at_a_time)
     tally = await driver.run(plan_repeats(load, len(frontends)))
     after = await asyncio.to_thread(settled, frontends, fleet.running_workers)
-    return Figures([tally], [after - before], load.images, causes_of(_made(frontends, began)))
+    return Figures([tally], [after - before], load.images, causes_of(noted(frontends, began)))
 
 
-def _made(frontends: Sequence[Node], since: float = 0.0) -> list[Preprocessing]:
-    """All preprocessings of frontends from a time on."""
-    return [one for node in frontends for one in notes_of(node.log.with_suffix(NOTES)) if one.began >= since]
+def noted(frontends: Sequence[Node], since: float) -> list[Preprocessing]:
+    """Return all preprocessings of frontends from a time on: those before are warm-up."""
+    return [one for node in frontends for one in notes_of(node.log.with_suffix(_NOTES)) if one.began >= since]
 
 
 def empty(fleet: Fleet) -> None:
