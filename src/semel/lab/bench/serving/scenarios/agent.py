@@ -149,11 +149,11 @@ def continued(client: Client) -> _Asks:
         ]
         fields = {"input": [{"role": "user", "content": content}], "previous_response_id": previous}
         options = {"mm_processor_kwargs": chat["mm_processor_kwargs"]} if "mm_processor_kwargs" in chat else {}
-        asked = json.dumps({**fields, **options, "temperature": 0.0, "max_output_tokens": 1}).encode()
-        answer = await client.must(RESPONSES, asked)
+        request = json.dumps({**fields, **options, "temperature": 0.0, "max_output_tokens": 1}).encode()
+        answer = await client.must(RESPONSES, request)
         read = json.loads(answer.body)
         previous = read["id"]
-        return Look(answer.seconds * 1e3, len(asked), int(read["usage"]["input_tokens"]))
+        return Look(answer.seconds * 1e3, len(request), int(read["usage"]["input_tokens"]))
 
     return ask
 
