@@ -105,6 +105,9 @@ FIGURES: Final[dict[str, Figures]] = {
     "store-at-once": Figures(
         "scripts/load --compare --store --publish-after 1", ("docs/internals/embedding-store.md",), 10
     ),
+    "causes": Figures(
+        "scripts/load --compare --store --frontends 3 --requests 400 --seed 41", ("docs/deploy/fleet.md",), 10
+    ),
     "transports": Figures("scripts/load --transports --rounds 6", ("docs/operate/scale.md",), 10),
     "transports-alone": Figures(
         "scripts/load --transports --without-engines --rounds 6", ("docs/operate/scale.md",), 10

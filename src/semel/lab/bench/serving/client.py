@@ -16,10 +16,11 @@ import aiohttp
 
 from semel.errors import ServiceError
 
-__all__ = ["CHAT", "GENERATE", "RENDER", "Answer", "Client"]
+__all__ = ["CHAT", "GENERATE", "RENDER", "RESPONSES", "Answer", "Client"]
 
 CHAT: Final = "/v1/chat/completions"
 RENDER: Final = "/v1/chat/completions/render"
+RESPONSES: Final = "/v1/responses"
 GENERATE: Final = "/inference/v1/generate"
 
 _LARGE: Final = 1 << 20
