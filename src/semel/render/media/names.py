@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.core import Digest, LruMap, Modality, Tenant, hash_parts
+from semel.core import Digest, LruMap, Tenant, hash_parts
 from semel.errors import AmbiguousMedia
+from semel.media.signature import FileKind
 
 __all__ = ["MAX_NAME_CHARS", "MediaNames"]
 
@@ -26,7 +27,7 @@ class _Memory:
     __slots__ = ("contents", "digests", "names")
 
     def __init__(self, max_entries: int) -> None:
-        self.contents: LruMap[Digest, Modality] = LruMap(max_entries)
+        self.contents: LruMap[Digest, FileKind] = LruMap(max_entries)
         self.names: LruMap[bytes, Digest] = LruMap(max_entries)
         self.digests: LruMap[Digest, Digest] = LruMap(max_entries)
 
@@ -38,11 +39,11 @@ class MediaNames:
         self._max_entries = max_entries
         self._memories: dict[str, _Memory] = {}
 
-    def add_content(self, tenant: Tenant, content: Digest, modality: Modality) -> None:
+    def add_content(self, tenant: Tenant, content: Digest, modality: FileKind) -> None:
         """Remember a content that a tenant has sent."""
         self._memory(tenant).contents.put(content, modality)
 
-    def modality(self, tenant: Tenant, content: Digest) -> Modality | None:
+    def modality(self, tenant: Tenant, content: Digest) -> FileKind | None:
         """Return what a content was sent as; None if the tenant has not sent it, or it is forgotten."""
         return self._memory(tenant).contents.get(content)
 
