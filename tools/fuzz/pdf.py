@@ -44,7 +44,7 @@ def seeds() -> Mapping[str, bytes]:
         b"<</Type/Annot/Subtype/Widget/FT/Tx/T(a)/V(b)/Rect[10 10 60 30]/F 4/AP<</N 5 0 R>>"
         b"/A<</S/JavaScript/JS(app.alert\\(1\\))>>>>"
     )
-    look = b"<</Type/XObject/Subtype/Form/BBox[0 0 50 20]/Length 19>>stream\n1 0 0 rg 0 0 50 20 re f\nendstream"
+    look = b"<</Type/XObject/Subtype/Form/BBox[0 0 50 20]/Length 23>>stream\n1 0 0 rg 0 0 50 20 re f\nendstream"
     note = b"<</Type/Annot/Subtype/Highlight/Rect[10 10 60 30]/QuadPoints[10 30 60 30 10 10 60 10]/C[1 1 0]>>"
     function = b"<</FunctionType 2/Domain[0 1]/C0[1 0 0]/C1[0 0 1]/N 1>>"
     shading = b"<</ShadingType 2/ColorSpace/DeviceRGB/Coords[0 0 99 99]/Function 5 0 R/Extend[true true]>>"
