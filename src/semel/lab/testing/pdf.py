@@ -35,7 +35,7 @@ def pdf(
         b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
         *objects,
     ]
-    box = b"%g %g" % size
+    box = b"%.2f %.2f" % size
     for index, content in enumerate(pages):
         bodies += [
             b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 %s]/Resources<</Font<</F1 3 0 R>>>>/Contents %d 0 R%s>>"

@@ -1,8 +1,8 @@
 """Pages of PDFs as images: opaque 8-bit RGB over white, as PDFium draws them.
 
-Only a page's own content and annotations are drawn, the fields of a form as the file has them. No script runs and no
-form is filled in, because no form environment exists. Fonts are the file's and PDFium's own, never the host's, so that
-a page looks alike on every machine (threats S13). A page's size is checked before anything of it is drawn (S5, S29).
+A page's content and annotations are drawn, and the fields of a form flat, as the file shows them. No script runs and
+no form is filled in, because there is no form environment. Fonts are the file's and PDFium's own, never the host's, so
+that a page looks alike on every machine (threats S13). Its size is checked before anything of it is drawn (S5, S29).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ __all__ = ["count_pages", "image_of", "image_size", "pdfium_version"]
 
 _POINTS_PER_INCH: Final = 72
 _WHITE: Final = 0xFFFF_FFFF
+_DISPLAY: Final = 0  # FLAT_NORMALDISPLAY: as on a screen, and not as in print
+_FLATTENED: Final = 1
 _MAX_SIDE: Final = 1 << 16
 _LIBRARY: Final = "pypdfium2_raw"
 _NO_FOLDERS: Final = (ctypes.c_void_p * 1)(None)  # PDFium keeps a pointer to it
@@ -106,7 +108,7 @@ def _size(pdfium: Any, document: Any, page: Page, limits: DecodeLimits) -> tuple
             f"page {page.number} of the document is over {_MAX_SIDE:,} pixels long at {page.dpi} dpi: lower its dpi"
         )
     width, height = map(math.ceil, sides)
-    limits.check_size(width, height, name=f"page {page.number} of the document at {page.dpi} dpi")
+    limits.check_size(width, height, name=f"document's page {page.number} at {page.dpi} dpi")
     return width, height
 
 
@@ -115,8 +117,10 @@ def _render(data: bytes, page: Page, limits: DecodeLimits) -> Image.Image:
 
     with _opened(data) as (pdfium, document):
         width, height = _size(pdfium, document, page, limits)
-        if not (handle := pdfium.FPDF_LoadPage(document, page.number - 1)):
-            raise _unreadable(page)
+        handle = _load(pdfium, document, page)
+        if pdfium.FPDF_GetFormType(document) and pdfium.FPDFPage_Flatten(handle, _DISPLAY) == _FLATTENED:
+            pdfium.FPDF_ClosePage(handle)  # its fields are content now, but not of what was loaded
+            handle = _load(pdfium, document, page)
         stride = (3 * width + 3) & ~3
         pixels = bytearray(stride * height)  # our own: too little memory is an error, and not the end of the process
         buffer = (ctypes.c_char * len(pixels)).from_buffer(pixels)
@@ -129,6 +133,12 @@ def _render(data: bytes, page: Page, limits: DecodeLimits) -> Image.Image:
             pdfium.FPDFBitmap_Destroy(bitmap)
             pdfium.FPDF_ClosePage(handle)
     return Image.frombytes("RGB", (width, height), pixels, "raw", "RGB", stride)
+
+
+def _load(pdfium: Any, document: Any, page: Page) -> Any:
+    if not (handle := pdfium.FPDF_LoadPage(document, page.number - 1)):
+        raise _unreadable(page)
+    return handle
 
 
 def _unreadable(page: Page) -> MediaUndecodable:
