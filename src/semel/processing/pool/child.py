@@ -375,8 +375,9 @@ def check_header(processor: Processor, media: Media, options: Mapping[str, objec
     tokens = tokens_from_header(processor.hf_processor, media, options) if layout is None else len(layout)
     if tokens is not None and tokens >= max_tokens:
         raise PromptTooLong(
-            f"the image alone has {tokens:,} tokens; the model takes {max_tokens:,} with the answer: send a smaller "
-            "one, or lower min_pixels in mm_processor_kwargs"
+            f"{media.subject} alone has {tokens:,} tokens; the model takes {max_tokens:,} with the answer: "
+            f"{'send a smaller one' if media.page is None else 'lower its dpi'}, or lower min_pixels in "
+            "mm_processor_kwargs"
         )
 
 
