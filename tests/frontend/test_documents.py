@@ -18,6 +18,7 @@ from semel.media.fetch.url import Url
 from semel.render import ChatRenderer
 from semel.render.documents import Documents
 from semel.render.file_sources import FileSources
+from semel.render.media.names import MediaNames
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, drawn
 from tests.store.stores import Clock, FaultyObjects, in_memory, store_over
@@ -164,8 +165,7 @@ async def test_a_file_that_nobody_has_opened_is_read_twice_at_most_whatever_its_
     await items_of(served, path, of_id(file_id))
     assert (desk.objects.calls.count("get"), desk.counted, len(desk.made)) == (1, ["acme"], 4)
     desk.reset()
-    other = {**of_id(file_id), "mm_processor_kwargs": {}, "cache_salt": "another"}
-    await items_of(served, path, other)
+    await items_of(served, path, chat({"type": "file", "file": {"file_id": file_id, "dpi": 100}}))
     assert (desk.objects.calls.count("get"), desk.counted, len(desk.made)) == (1, [], 4)
     assert served.service.budget.in_flight == 0
 
@@ -173,7 +173,7 @@ async def test_a_file_that_nobody_has_opened_is_read_twice_at_most_whatever_its_
 async def test_mutant_that_forgets_its_counts_opens_the_document_with_each_question(
     served: Rig, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.core.LruMap.put", lambda *_: [])
+    monkeypatch.setattr(MediaNames, "remember_pages", lambda *_: None)
     for _ in range(2):
         await served.ok(CHAT, chat(file()))
     assert len(desk.counted) == 2
@@ -182,6 +182,10 @@ async def test_mutant_that_forgets_its_counts_opens_the_document_with_each_quest
 async def test_another_tenant_shares_neither_the_pages_nor_their_number_S12(served: Rig, desk: Desk) -> None:
     ours = await items_of(served, CHAT, chat(file()))
     file_id = await upload(served)
+    desk.reset()
+    salted = await items_of(served, CHAT, {**chat(file()), "cache_salt": "a user's"})
+    assert not set(ours) & set(salted)
+    assert (desk.counted, len(desk.made)) == (["acme"], 4)
     desk.reset()
     served.client.headers["authorization"] = f"Bearer {UMBRA}"
     theirs = await items_of(served, CHAT, chat(file()))

@@ -1,8 +1,8 @@
 """Documents of a chat: each becomes its pages, which are images of the prompt from then on.
 
 A page is known by its document's content, its number, its resolution and PDFium's version. So the next question about a
-document opens nothing: the number of its pages is remembered, by the id that it would have as a file of its tenant
-(threats S12), and its pages are found by their digests. A document that was only named is read once a page is missing.
+document opens nothing: the number of its pages is remembered, for its tenant and salt (threats S12), and its pages are
+found by their digests. A document that was only named is read once a page is missing.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from typing import Final, Protocol, TypeVar
 from blake3 import blake3
 
 from semel.aio import concurrently
-from semel.core import Digest, Key, LruMap, Media, Modality, Page, Tenant
+from semel.core import Digest, Key, Media, Modality, Page, Tenant
 from semel.core.digest import Identity, hash_parts
 from semel.errors import InvalidRequest, MediaTooLarge, RequestError
 from semel.media import DocumentLimits, pdfium_version
 from semel.render.chat.messages import Attachment, Conversation, Message, Part
+from semel.render.media.names import MediaNames
 from semel.render.media.parsed_request import ReadFile
 from semel.render.media.source import Document, DocumentPage, MediaFile
 from semel.render.offload import run_if_heavy
 from semel.store.names import file_id
 
-__all__ = ["CountPages", "Documents", "PageCounts", "expand_documents"]
+__all__ = ["CountPages", "Documents", "expand_documents"]
 
 _PAGE: Final = b"semel.page.1"
 _LARGE: Final = 1 << 20
-_MAX_COUNTS: Final = 16_384
+_COUNT: Final = b"semel.pages.1"
 _COUNTS_AT_ONCE: Final = 8
-
-PageCounts = LruMap[Digest, int]
-"""The number of pages of documents, by the ids that they have as files of their tenants."""
 
 _T = TypeVar("_T")
 
@@ -54,7 +52,6 @@ class Documents:
     """If None, no document is taken."""
 
     limits: DocumentLimits = field(default_factory=DocumentLimits)
-    counts: PageCounts = field(default_factory=lambda: LruMap(_MAX_COUNTS), repr=False)
 
     async def open(
         self,
@@ -63,16 +60,24 @@ class Documents:
         key: Key,
         identity_of: Callable[[Modality], Identity],
         read: ReadFile,
+        names: MediaNames,
         *,
         remembers: bool,
     ) -> list[list[_T | DocumentPage]]:
         """Return each source, or the pages of the document that it is. `remembers`: whether counts are remembered."""
         opened: dict[str, _Opened] = {}
-        group = object()
+        identity, group = identity_of("image"), object()
 
         async def open_one(source: Document) -> None:
             try:
-                opened[source.where] = await self._open(source, tenant, key, read, group, remembers=remembers)
+                document, content = await self._identify(source, tenant, key)
+                reference = identity.digest(_COUNT + content)
+                if (pages := names.pages(tenant, reference)) is None:
+                    document = await read(document) if isinstance(document, MediaFile) else document
+                    pages = await self._count(document, group, tenant)
+                if remembers:
+                    names.remember_pages(tenant, reference, pages)
+                opened[source.where] = _Opened(document, content, *self._choose(source, pages))
             except RequestError as error:
                 raise error.at(source.where) from None
 
@@ -86,43 +91,39 @@ class Documents:
                     f"the documents have {pages:,} pages or more; the limit of a request is {limit:,} "
                     '(--max-document-pages): choose pages with "page_range"',
                 )
-        identity = identity_of("image")
         return [
             [*opened[source.where].pages(source, identity)] if isinstance(source, Document) else [source]
             for source in sources
         ]
 
-    async def _open(
-        self, source: Document, tenant: Tenant, key: Key, read: ReadFile, group: Hashable, *, remembers: bool
-    ) -> _Opened:
+    async def _identify(self, source: Document, tenant: Tenant, key: Key) -> tuple[Media | MediaFile, Digest]:
+        """Return a document, and the id that it has as a file."""
+        document = source.document
+        if isinstance(document, MediaFile):
+            return document, document.id
+        assert isinstance(document, Media), "URLs have been fetched"
+        hashed = await run_if_heavy(partial(blake3, document.data), light=document.nbytes <= _LARGE)
+        return document, file_id(hashed.digest(), tenant.name, key)
+
+    async def _count(self, document: Media, group: Hashable, tenant: Tenant) -> int:
         if self.count is None:
             raise InvalidRequest("documents are not taken here: send their pages as images")
-        limits, document = self.limits, source.document
-        dpi = source.dpi or min(limits.default_dpi, limits.max_dpi)
-        if dpi > limits.max_dpi:
-            raise MediaTooLarge(f"its dpi is {dpi:,}; the limit is {limits.max_dpi} (--max-document-dpi)")
-        if isinstance(document, MediaFile):
-            content = document.id
-        else:
-            assert isinstance(document, Media), "URLs have been fetched"
-            hashed = await run_if_heavy(partial(blake3, document.data), light=document.nbytes <= _LARGE)
-            content = file_id(hashed.digest(), tenant.name, key)
-        pages = self.counts.get(content) if remembers else self.counts.peek(content)
-        if pages is None:
-            if isinstance(document, MediaFile):
-                document = await read(document)
-            if document.nbytes > limits.max_bytes:
-                raise MediaTooLarge(
-                    f"the document has {document.nbytes:,} bytes; the limit is {limits.max_bytes:,} "
-                    "(--max-document-bytes)"
-                )
-            pages = await self.count(document, group=group, tenant=tenant.name)
-            if remembers:
-                self.counts.put(content, pages)
+        if document.nbytes > (limit := self.limits.max_bytes):
+            raise MediaTooLarge(
+                f"the document has {document.nbytes:,} bytes; the limit is {limit:,} (--max-document-bytes)"
+            )
+        return await self.count(document, group=group, tenant=tenant.name)
+
+    def _choose(self, source: Document, pages: int) -> tuple[range, int]:
+        """Return the pages that are wanted of so many, and their resolution."""
+        limit = self.limits.max_dpi
+        dpi = source.dpi or min(self.limits.default_dpi, limit)
+        if dpi > limit:
+            raise MediaTooLarge(f"its dpi is {dpi:,}; the limit is {limit} (--max-document-dpi)")
         if source.first_page > pages:
             raise InvalidRequest(f"its page_range begins with page {source.first_page:,} of {pages:,}")
         last = pages if source.last_page is None else min(source.last_page, pages)
-        return _Opened(document, content, range(source.first_page, last + 1), dpi)
+        return range(source.first_page, last + 1), dpi
 
 
 @dataclass(frozen=True, slots=True)

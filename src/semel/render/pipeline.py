@@ -165,7 +165,7 @@ class Pipeline:
         identity_of = cache(partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant))
         if any(isinstance(source, Document) for source in fetched):
             opened = await self.documents.open(
-                fetched, owner, self.key, identity_of, read_file, remembers=intent == "execute"
+                fetched, owner, self.key, identity_of, read_file, self.files.names, remembers=intent == "execute"
             )
             fetched = [source for pages in opened for source in pages]
             conversation = expand_documents(conversation, opened)

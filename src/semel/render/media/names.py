@@ -1,4 +1,4 @@
-"""A frontend's memory of the media that tenants have sent: contents, names for them, and digests of items.
+"""A frontend's memory of the media that tenants have sent: contents, their names, digests of items, counts of pages.
 
 A content is known by the id that it would have as a file. A name (`uuid`) belongs to a tenant, with its salt, and to
 the content that it was sent with (threats S11, S12). A name that was sent with two contents is ambiguous: alone it
@@ -24,12 +24,13 @@ _AMBIGUOUS: Final = Digest(bytes(Digest.size))
 class _Memory:
     """The memory of one tenant's media."""
 
-    __slots__ = ("contents", "digests", "names")
+    __slots__ = ("contents", "digests", "names", "pages")
 
     def __init__(self, max_entries: int) -> None:
         self.contents: LruMap[Digest, FileKind] = LruMap(max_entries)
         self.names: LruMap[bytes, Digest] = LruMap(max_entries)
         self.digests: LruMap[Digest, Digest] = LruMap(max_entries)
+        self.pages: LruMap[Digest, int] = LruMap(max_entries)
 
 
 class MediaNames:
@@ -67,6 +68,14 @@ class MediaNames:
     def digest(self, tenant: Tenant, reference: Digest) -> Digest | None:
         """Return the item's digest, if it is known."""
         return self._memory(tenant).digests.get(reference)
+
+    def remember_pages(self, tenant: Tenant, reference: Digest, pages: int) -> None:
+        """Remember the number of pages of a document, under a reference as for `remember_digest`."""
+        self._memory(tenant).pages.put(reference, pages)
+
+    def pages(self, tenant: Tenant, reference: Digest) -> int | None:
+        """Return a document's number of pages, if it is known. A call changes nothing."""
+        return self._memory(tenant).pages.peek(reference)
 
     def _memory(self, tenant: Tenant) -> _Memory:
         if (memory := self._memories.get(tenant.name)) is None:
