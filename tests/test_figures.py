@@ -26,7 +26,7 @@ def missing(pages: dict[str, str], known: list[str]) -> list[str]:
 
 def test_every_command_that_measures_is_run() -> None:
     known = [one.command for one in FIGURES.values()] + [
-        f"semel bench serve --only {one}" for one in ("pages", "rollouts")
+        f"semel bench serve --only {one}" for one in ("pages", "rollouts", "video")
     ]
     assert missing(EVERY_PAGE, known) == []
 

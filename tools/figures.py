@@ -86,6 +86,7 @@ FIGURES: Final[dict[str, Figures]] = {
     ),
     "rollouts": Figures("semel bench serve --only rollouts", ("docs/use-cases/rollouts.md",), 3),
     "pages": Figures("semel bench serve --only pages", ("docs/use-cases/documents.md",), 3),
+    "video": Figures("semel bench serve --only video", ("docs/api/media.md",), 4),
     "processing": Figures(
         "semel bench processing", ("docs/internals/rendering.md", "docs/get-started/performance.md"), 3
     ),
@@ -103,6 +104,9 @@ FIGURES: Final[dict[str, Figures]] = {
     "store": Figures("scripts/load --compare --store", ("docs/internals/embedding-store.md",), 10),
     "store-at-once": Figures(
         "scripts/load --compare --store --publish-after 1", ("docs/internals/embedding-store.md",), 10
+    ),
+    "causes": Figures(
+        "scripts/load --compare --store --frontends 3 --requests 400 --seed 41", ("docs/deploy/fleet.md",), 10
     ),
     "transports": Figures("scripts/load --transports --rounds 6", ("docs/operate/scale.md",), 10),
     "transports-alone": Figures(

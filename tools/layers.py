@@ -33,6 +33,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "embeddings": "the fleet's store of encoder outputs: names, seals, a small RESP client",
     "client": "`semel.contract` and `semel.inject`, for outside frameworks",
     "openai": "`semel.openai`: an HTTP client for the `openai` and `anthropic` packages that sends media once",
+    "batch": "`semel batch`: the lines of OpenAI's batch files, their order, their results",
     "processing": "features through HF processors, fingerprints, families; the pool of processes",
     "render": "chat template, tokens, placeholders; the pipeline",
     "engine": "the `Engine` protocol; `engine/vllm` holds all contact with vLLM",

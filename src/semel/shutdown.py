@@ -43,7 +43,7 @@ class ShutdownSignal:
         """Return whether it should end."""
         return self._requested.is_set()
 
-    async def wait(self, *tasks: asyncio.Task[None]) -> bool:
+    async def wait(self, *tasks: asyncio.Task[Any]) -> bool:
         """Wait until it should end, or for the first of the tasks to end by itself; whether it was asked."""
         await _first(self._requested.wait(), *tasks)
         return self.is_requested

@@ -35,6 +35,7 @@ from semel.lab.bench.serving.scenarios.agent import (
     agent_rows,
     by_reference,
     compare_with_engine,
+    continued,
     inline,
     turns_that_fit,
 )
@@ -215,6 +216,25 @@ async def test_by_reference_each_screen_is_sent_once_and_what_is_sent_is_counted
 
 
 @plain
+async def test_what_continues_a_response_sends_the_newest_screen_and_the_id_of_the_one_before() -> None:
+    class Storing(Fake):
+        async def ask(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:  # noqa: ARG002
+            self.bodies.append(json.loads(body))
+            answer = {"id": f"resp_{len(self.bodies)}", "usage": {"input_tokens": 10 * len(self.bodies)}}
+            return Answer(200, json.dumps(answer).encode(), 0.25)
+
+    server = Storing()
+    ask, talk = continued(server), Talk(Screens(3), {"max_pixels": 9})
+    looks = [await ask(talk.next()) for _ in range(3)]
+    assert [body["previous_response_id"] for body in server.bodies] == [None, "resp_1", "resp_2"]
+    assert [len(body["input"]) for body in server.bodies] == [1] * 3
+    assert len({json.dumps(body["input"]) for body in server.bodies}) == 3
+    assert [json.dumps(body).count("data:image/png") for body in server.bodies] == [1] * 3
+    assert server.bodies[0]["mm_processor_kwargs"] == {"max_pixels": 9}
+    assert [(look.latency_ms, look.prompt_tokens) for look in looks] == [(250.0, 10), (250.0, 20), (250.0, 30)]
+
+
+@plain
 async def test_a_mutant_server_that_returns_no_ids_is_found() -> None:
     class Forgetful(Fake):
         async def ask(self, path: str, body: bytes, *, accept: str = "*/*") -> Answer:
@@ -325,7 +345,8 @@ def looks(slope: float, work: Work | None, *, sent: Callable[[int], int], seed: 
 def measured(*, inline_slope: float = 2.0, sent: int = 1_000, encoded: float | None = 1.0) -> list[Row]:
     bare = looks(25.0, Work(TURNS / 2, 1), sent=lambda turn: turn * 1_000)
     mine = looks(inline_slope, Work(1, 1, encoded), sent=lambda turn: turn * 1_000)
-    return agent_rows(bare, mine, looks(0.4, Work(1, 1, encoded), sent=lambda _: sent))
+    flat = looks(0.4, Work(1, 1, encoded), sent=lambda _: sent)
+    return agent_rows(bare, mine, flat, flat)
 
 
 def compared_row(slope: float) -> Row:
@@ -342,7 +363,7 @@ def test_the_rows_have_all_limits_of_the_scenario_and_good_ones_keep_them() -> N
     rows = all_rows()
     named = {row.name: row for row in rows}
     limits = {name for name in LIMITS if name.startswith("agent:")}
-    assert len(limits) == 4
+    assert len(limits) == 5
     assert limits <= named.keys()
     assert_limits(checks_of(rows))
     assert named["agent: per image of history, data URLs"].semel.value == pytest.approx(2.0, rel=0.1)

@@ -1,4 +1,4 @@
-"""The parts of the scenarios rollouts and pages that need no engine: what is sent, what is counted, what is drawn."""
+"""The parts of the scenarios rollouts, pages and video that need no engine: what is sent, counted and drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from semel.lab.bench.serving.client import Client
 from semel.lab.bench.serving.images import Images
 from semel.lab.bench.serving.scenarios.document_pages import HEIGHT, WIDTH, draw_page, pages
 from semel.lab.bench.serving.scenarios.rollouts import rollouts
+from semel.lab.bench.serving.scenarios.video import draw_clip, video
 from semel.lab.bench.serving.servers import Server
+from semel.media import DecodeLimits, decode_video
 from semel.telemetry import metrics
 
 EFFORT = Effort(2, 2, 4, 0.1, 10, 2)
@@ -32,7 +34,9 @@ class Counting:
     async def chat(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.answers[body.get("n", 1)] += 1
-        self.images.append(body["messages"][0]["content"][0]["image_url"]["url"])
+        if isinstance(content := body["messages"][0]["content"], list):
+            part = content[0]
+            self.images.append(part[part["type"]]["url"])
         return web.json_response({})
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -84,6 +88,26 @@ async def test_every_page_is_new_and_both_sides_get_the_same() -> None:
     assert row.name == "pages: new pages per second"
     assert len(set(mine.images)) == len(mine.images) == 24
     assert set(mine.images) == set(theirs.images)
+
+
+@pytest.mark.slow
+async def test_a_clip_is_asked_about_five_times_and_its_decodes_are_counted() -> None:
+    mine, theirs = Counting(), Counting()
+    async with AsyncExitStack() as stack:
+        rows = {row.name: row for row in await video(await bench_of(stack, mine, theirs))}
+    assert Counter(mine.images) == Counter(theirs.images)
+    assert set(Counter(mine.images).values()) == {5}
+    assert len(set(mine.images)) == 5  # one to warm up
+    decodes = rows["video: decodes for five questions"]
+    assert (decodes.semel.value, decodes.vllm and decodes.vllm.value, decodes.ok) == (1, 5, True)
+    assert rows["video: what a repeat adds"].limit is not None
+
+
+def test_a_clip_is_whole_and_depends_on_seed_and_number() -> None:
+    clip = draw_clip(1, 1, seconds=1)
+    decoded = decode_video(clip, DecodeLimits(), choose=lambda header: [header.num_frames - 1])
+    assert (decoded.header.num_frames, decoded.frames.shape[1:3]) == (30, (360, 640))
+    assert len({clip, draw_clip(1, 2, seconds=1), draw_clip(2, 1, seconds=1)}) == 3
 
 
 def test_a_page_has_the_size_of_paper_and_depends_on_seed_and_number() -> None:

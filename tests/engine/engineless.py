@@ -58,17 +58,18 @@ class Engineless:
         )
         return cls(model, renderer, compose_pipeline(folder, model.target, Key(bytes(32))), contract)
 
-    def bare(self, chat: Chat) -> Rendering:
-        """What vLLM gives its engine."""
+    def bare(self, chat: Chat, **options: Any) -> Rendering:
+        """What vLLM gives its engine; `options` are the request's for its media."""
         from vllm.renderers.params import ChatParams
 
-        params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
-        _, (prompt,) = self.renderer.render_chat([chat], params)
+        params = ChatParams(chat_template_kwargs={"add_generation_prompt": True}, **options)
+        extras = {"mm_processor_kwargs": options.get("mm_processor_kwargs")}
+        _, (prompt,) = self.renderer.render_chat([chat], params, prompt_extras=extras)
         return rendering_of(prompt)
 
-    async def ours(self, chat: Chat) -> tuple[Rendered, Rendering]:
+    async def ours(self, chat: Chat, **options: Any) -> tuple[Rendered, Rendering]:
         """What semel gives the engine, past every check."""
-        rendered = await self.pipeline.chat(ChatRequest(chat))
+        rendered = await self.pipeline.chat(ChatRequest(chat, **options))
         items: dict[str, list[Any]] = {}
         places: dict[str, list[Any]] = {}
         for item, place in zip(rendered.prompt.items, rendered.prompt.timeline, strict=True):

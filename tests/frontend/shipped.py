@@ -31,6 +31,7 @@ from semel.processing import Pool
 from semel.processing.pool.pipe import Description
 from semel.render.file_sources import FileSources
 from semel.settings.frontend import DiscoverySettings, FrontendSettings, PreprocessingSettings, ServingSettings
+from semel.store.bindings import open_bindings
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import open_store
 from semel.wire.zmq import WorkerListener
@@ -213,14 +214,18 @@ async def _frontend(
     serving: ServingSettings,
 ) -> Frontend:
     settings = FrontendSettings(str(model), discovery=DiscoverySettings((address,)), serving=serving)
-    store = open_store(serving.media_stores()[0], KEY)
+    store, bindings = open_store(serving.media_stores()[0], KEY), open_bindings(serving.media_store, KEY)
     keys, cache = ProcessKeys.of_fleet_key(KEY, "frontend"), assembly.create_cache("lru", nbytes)
     fetching = FetchOptions.of(serving.fetch)
-    parts = assembly._Parts(settings, keys, cache, FileSources(store), fetching=fetching)
+    parts = assembly._Parts(settings, keys, cache, FileSources.of(store, bindings), fetching=fetching)
     parts.meter.watch(parts.lookups.samples)
+    parts.meter.watch(parts.files.samples)
     service = FrontendState(media_store=store)
     if store is not None:
         tasks.append(asyncio.create_task(store.run()))
+    if bindings is not None:
+        tasks.append(asyncio.create_task(bindings.run()))
+        await until(lambda: bindings._creates is not None)
     fleet, keep_linked = await parts.link(stack)
 
     async def start(*_: object, **__: object) -> DrawnPool:

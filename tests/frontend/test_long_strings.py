@@ -53,7 +53,16 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 
 ENCODED = st.binary(min_size=12, max_size=60).map(base64.b64encode)
 HEADS = st.sampled_from(
-    (b"data:image/png;base64,", b"DATA:image\\/png;base64,", b"data:audio/wav;base64,", b"data:,", b"data:;base64", b"")
+    (
+        b"data:video/jpeg;base64,",
+        b"data:Video/JPEG;base64,aaaa,",
+        b"data:image/png;base64,",
+        b"DATA:image\\/png;base64,",
+        b"data:audio/wav;base64,",
+        b"data:,",
+        b"data:;base64",
+        b"",
+    )
 )
 ESCAPES = (b"\\/", b"\\\\/", b"\\\\", b'\\"', b"\\n", b"\\u0041", b"\\ud83d\\ude00", b"\\ud83d", b"\\x", b"\\")
 SPOILT = st.sampled_from((*ESCAPES, b"/", b"\n", b"\0", b"\x7f", b"\xff", "é".encode(), b"-_", b"=", b" ", b",", b"[{"))

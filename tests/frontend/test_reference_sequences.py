@@ -13,7 +13,7 @@ import pytest
 
 from semel.core import Digest, Tenant
 from semel.render import ChatRenderer
-from semel.render.media.names import MediaNames, _key_of
+from semel.render.media.names import MediaNames, name_key
 from semel.store import store as store_module
 from semel.store.index import FileIndex, newest
 from semel.store.names import file_id, owner_name
@@ -142,7 +142,7 @@ def _names_without_salt(patch: pytest.MonkeyPatch) -> None:
 
 def _last_content_wins(patch: pytest.MonkeyPatch) -> None:
     def bind(self: MediaNames, tenant: Tenant, name: str, content: Digest) -> None:
-        self._memory(tenant).names.put(_key_of(tenant, name), content)
+        self._memory(tenant).names.put(name_key(tenant, name), content)
 
     patch.setattr(MediaNames, "bind", bind)
 
@@ -150,7 +150,7 @@ def _last_content_wins(patch: pytest.MonkeyPatch) -> None:
 def _first_content_wins(patch: pytest.MonkeyPatch) -> None:
     def bind(self: MediaNames, tenant: Tenant, name: str, content: Digest) -> None:
         names = self._memory(tenant).names
-        names.put(_key_of(tenant, name), names.get(_key_of(tenant, name)) or content)
+        names.put(name_key(tenant, name), names.get(name_key(tenant, name)) or content)
 
     patch.setattr(MediaNames, "bind", bind)
 

@@ -9,6 +9,7 @@ _N: Final = r"[\d,]+"
 _ITEM: Final = "(?:image|audio|video)"
 _SUBJECT: Final = rf"(?:the (?:{_ITEM}|document)|page {_N} of the document)"
 _SIZE: Final = r"the (?:image|video|document's page \d+ at \d+ dpi) is \d+×\d+"
+_FRAME: Final = r"frame \d+ of the list"
 _SMALLER: Final = "send a smaller one"
 _SMALLER_VIDEO: Final = "send a shorter or a smaller one"
 _OURS: Final = tuple(
@@ -40,6 +41,14 @@ _OURS: Final = tuple(
         "the video has none of the frames that the model looks at",
         rf"the video has {_N} frames, too few for this model",
         rf"the video has over {_N} packets up to its frame {_N}; encode it again",
+        rf"{_FRAME} is not valid base64",
+        rf"{_FRAME}: the image \({_N} bytes\) does not decode; send a complete BMP, GIF, JPEG, PNG, TIFF, WEBP file",
+        rf"{_FRAME} is \d+×\d+, the first one \d+×\d+; send frames of one size",
+        rf"{_FRAME}: the image is \d+×\d+; each side needs \d+ pixels \(--min-image-side\)",
+        rf"{_FRAME}: the image is \d+×\d+, {_N} pixels; the limit is {_N} \(--max-image-pixels\)",
+        rf"{_FRAME}: the image has [\w ,]+ 8 bits",
+        rf"the list has {_N} frames; the limit is {_N} \(--max-video-frames\)",
+        rf"the list's frames have more pixels than the limit of {_N} \(--max-video-pixels\): send [\w ]+ ones",
         "the video turns its frames while it plays; send one that does not",
         rf"the {_ITEM} is too small or too short for this model to see anything of it",
         rf"the model's processor refused the {_ITEM}; check its proportions and `mm_processor_kwargs`",

@@ -7,7 +7,7 @@ cases share one frontend: what is refused leaves nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,57 +17,30 @@ from typing import Any
 import pytest
 
 from semel.cache import LruCache
+from semel.fairness.circuit_breaker import CircuitBreaker
 from semel.frontend.middleware.refusal_rate import RefusalLimits
 from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
 from semel.render.file_sources import FileSources
-from semel.store.objects import BucketObjects
+from semel.render.media.names import MediaNames
+from semel.render.media.shared_names import SharedNames
 from semel.store.store import MediaStore
-from semel.store.upload import FRONTEND, Payer
 from tests.frontend.rig import KEY, Rig, rig
 from tests.operations import counting_operations
 from tests.render.drawn import FEATURE_BYTES, Drawing, image_part
 from tests.security.worlds import ACME, CHAT, KEYS, RENDER, UMBRA, share_everything, with_part
+from tests.store.stores import PlainObjects, bindings_over
 
 FILES = "/v1/files"
 PAIRS = 2
 
 
-class PlainObjects(BucketObjects):
-    """Objects in a dictionary."""
+class NoTimers(CircuitBreaker):
+    """Without timeouts: the steps of an event loop with timers depend on those of all requests before."""
 
-    errors = 0
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-
-    async def put(
-        self,
-        path: str,
-        data: bytes | bytearray,
-        on_end: Callable[[bool], None] = lambda _: None,
-        *,
-        payer: Payer = FRONTEND,
-    ) -> None:
-        del payer
-        self.objects[path] = bytes(data)
-        on_end(True)
-
-    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
-        del payer
-        return memoryview(self.objects[path])[start : start + nbytes] if path in self.objects else None
-
-    async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
-        del payer
-        for path in paths:
-            self.objects.pop(path, None)
-
-    async def free_bytes(self) -> int:
-        return 1 << 62
-
-    async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
-        del payer
-        yield [(path, len(data)) for path, data in self.objects.items() if path.startswith(f"{prefix}/")]
+    async def call(self, tenant: str, operation: Callable[[], Awaitable[Any]]) -> Any:
+        del tenant
+        return await operation()
 
 
 @asynccontextmanager
@@ -78,7 +51,10 @@ async def world(home: Path, renderer: ChatRenderer) -> AsyncIterator[Rig]:
         await store.refresh()
         made.service.media_store, serving = store, made.service.serving()
         made.service.refusals = RefusalLimits(per_s=0)  # or refusals would wait, by the clock
-        pipeline = replace(serving.pipeline, files=FileSources(store))
+        names = MediaNames()
+        shared = SharedNames(await bindings_over(PlainObjects()), names)
+        shared._breaker = NoTimers(1.0, 1.0)
+        pipeline = replace(serving.pipeline, files=FileSources(store, names, shared))
         made.service.begin(ServedModel(serving.fleet, serving.contract, pipeline))
         yield made
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
 
+from semel.cache import NoCache
 from semel.core import Tenant
+from semel.errors import UnknownMedia
+from semel.render import ChatRenderer, ChatRequest
 from semel.render.file_sources import FileSources
 from semel.store import objects as objects_module
 from semel.store.objects import BucketObjects
-from semel.store.upload import Payer
-from tests.store.stores import FaultyObjects, in_memory, store_over, upload_of
+from semel.store.upload import FRONTEND, Payer
+from tests.render.conftest import folder, parts_renderer
+from tests.render.drawn import Drawing, image_part
+from tests.store.stores import FaultyObjects, bindings_over, in_memory, store_over, upload_of
 from tests.waiting import until
+
+__all__ = ["folder", "parts_renderer"]
+
+ACME = Tenant("acme")
 
 
 class SlowBucket(MemoryStore):
@@ -34,6 +44,21 @@ class SlowBucket(MemoryStore):
 
     def list(self, prefix: str | None = None, **_: Any) -> Any:
         return self.pages(prefix or "")
+
+
+class SlowReads(FaultyObjects):
+    """Objects that take a moment to be read."""
+
+    most = 0
+    reading = 0
+
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
+        self.reading += 1
+        self.most = max(self.most, self.reading)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.reading -= 1
+        return await super().get(path, nbytes, start=start, payer=payer)
 
 
 async def list_all(objects: BucketObjects, owner: str, number: int) -> None:
@@ -99,3 +124,32 @@ async def test_a_chat_that_names_unknown_files_costs_one_listing_for_the_first(k
     parts = [{"type": "file", "file": {"file_id": text}} for text, _ in ids]
     found = await FileSources(other).locate([{"role": "user", "content": parts}], Tenant("acme"))
     assert (len(found), objects.calls.count("list")) == (known, listings)
+
+
+@pytest.mark.parametrize(("known", "reads"), [(50, 50), (20, 20 + 12 * 2), (0, 16 * 2)])
+async def test_names_are_read_in_batches_up_to_the_first_that_nobody_knows(
+    parts_renderer: ChatRenderer, known: int, reads: int
+) -> None:
+    """At another frontend than the one that they were sent to; with 50 that are known as the control."""
+    objects = SlowReads(in_memory())
+    one, other = [Drawing(parts_renderer, NoCache()).pipeline for _ in range(2)]
+    one = replace(one, files=FileSources.of(None, await bindings_over(objects)))
+    other = replace(other, files=FileSources.of(None, await bindings_over(objects)))
+    sent = [{**image_part(number), "uuid": f"{number}"} for number in range(known)]
+    if sent:
+        await one.render(await one.read_chat(ChatRequest([{"role": "user", "content": sent}]), ACME))
+    objects.calls.clear()
+    objects.most = 0
+    names = [{"type": "image_url", "image_url": None, "uuid": f"{number}"} for number in range(50)]
+    chat = ChatRequest([{"role": "user", "content": names}])
+    if known == 50:
+        assert len((await other.read_chat(chat, ACME)).items) == 50
+    else:
+        with pytest.raises(UnknownMedia) as error:
+            await other.read_chat(chat, ACME)
+        assert error.value.param == f"messages[0].content[{known}]"
+    assert objects.calls == ["get"] * reads
+    assert objects.most == 16
+    if known == 50:
+        await other.read_chat(chat, ACME)  # from memory
+        assert len(objects.calls) == reads

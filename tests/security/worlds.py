@@ -38,7 +38,7 @@ from tests.frontend import rig as rigs
 from tests.frontend.hearing import TOKENIZER
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import FEATURE_BYTES, Drawing, chat, drawn
-from tests.store.stores import in_memory, store_over
+from tests.store.stores import bindings_over, in_memory, store_over
 from tests.waiting import until
 
 ACME, UMBRA = "acme-0123456789abcdef", "umbra-0123456789abcdef"
@@ -132,7 +132,7 @@ async def chatting(folder: Path, renderer: ChatRenderer) -> AsyncIterator[World]
         fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("uint8", (FEATURE_BYTES,))}}
         made.service.refusals = RefusalLimits(per_s=0)  # or refusals would wait
         made.service.media_store = store = await store_over(in_memory(), key=rigs.KEY)
-        pipeline = replace(serving.pipeline, files=FileSources(store))
+        pipeline = replace(serving.pipeline, files=FileSources.of(store, await bindings_over(in_memory())))
         made.service.begin(ServedModel(serving.fleet, replace(serving.contract, fields=fields), pipeline))
         made.meter.watch(store.samples)
         yield World(made, drawing.processed)
@@ -258,6 +258,7 @@ def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pipeline, "_identity", shared)
     memory = MediaNames._memory
     monkeypatch.setattr(MediaNames, "_memory", lambda self, _: memory(self, Tenant()))
+    monkeypatch.setattr("semel.store.bindings.owner_name", lambda _, key: owner_name("", key))
     monkeypatch.setattr("semel.store.store.owner_name", lambda _, key: owner_name("", key))
     monkeypatch.setattr(given, "has_tag", lambda *_: True)
     monkeypatch.setattr(given, "feature_digest", lambda feature, _, key: feature_digest(feature, Tenant(), key))

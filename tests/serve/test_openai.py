@@ -6,6 +6,9 @@ field, also what the package does not know.
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,8 +16,8 @@ import openai
 import pytest
 
 from tests.engine.parity import data_url, draw_image, video
-from tests.serve.both import HELLO, Both, asked_of
-from tests.serve.served import image_url, until
+from tests.serve.both import HELLO, MODEL, Both, asked_of
+from tests.serve.served import SEMEL, image_url, until
 from tests.serve.speaking import CALL_START, THINK_END
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -282,3 +285,26 @@ def test_the_answer_bears_the_id_that_the_client_wished_for(both: Both) -> None:
         create = client.chat.completions.create
         assert create(**asked_of({"extra_headers": {"X-Request-Id": "mine"}})).id == "chatcmpl-mine"
         assert create(**asked_of({"extra_body": {"request_id": "yours"}})).id == "chatcmpl-yours"
+
+
+def test_a_batch_has_the_tokens_of_single_requests_to_both_servers_and_encodes_each_image_once(
+    both: Both, tmp_path: Path
+) -> None:
+    images = [image_url(draw_image(np.random.default_rng(9_000 + number))) for number in range(4)]
+    path, bodies = tmp_path / "in.jsonl", dict[str, Any]()
+    for number in range(24):
+        content = [images[number % 4], {"type": "text", "text": f"Question {number}"}]
+        bodies[str(number)] = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 6}
+    lines = [{"custom_id": name, "url": "/v1/chat/completions", "body": body} for name, body in bodies.items()]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    before = [both.served.metric(name) for name in ("semel_pool_processed_total", "semel_encoder_planned_total")]
+    command = [SEMEL, "batch", path, tmp_path / "out.jsonl", "--base-url", both.served.url, "--concurrency", "8"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    after = [both.served.metric(name) for name in ("semel_pool_processed_total", "semel_encoder_planned_total")]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [4, 4]
+    found = {one["custom_id"]: one for one in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    for name, body in bodies.items():
+        for client in (both.ours, both.bare):
+            answer = client.chat.completions.create(model=MODEL, **body).choices[0].message.content
+            assert found[name]["response"]["body"]["choices"][0]["message"]["content"] == answer

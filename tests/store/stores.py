@@ -13,6 +13,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from semel.core import Key
 from semel.errors import MediaStoreUnavailable
+from semel.store.bindings import BucketBindings
 from semel.store.names import StoredFile
 from semel.store.objects import BucketObjects, OnEnd
 from semel.store.responses import BucketResponses
@@ -94,6 +95,49 @@ class FaultyObjects(BucketObjects):
             yield page
 
 
+class PlainObjects(BucketObjects):
+    """Objects in a dictionary."""
+
+    errors = 0
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    async def put(
+        self,
+        path: str,
+        data: bytes | bytearray,
+        on_end: OnEnd = lambda _: None,
+        *,
+        payer: Payer = FRONTEND,
+    ) -> None:
+        del payer
+        self.objects[path] = bytes(data)
+        on_end(True)
+
+    async def create(self, path: str, data: bytes, *, payer: Payer = FRONTEND) -> bool:
+        if path in self.objects:
+            return False
+        await self.put(path, data, payer=payer)
+        return True
+
+    async def get(self, path: str, nbytes: int, *, start: int = 0, payer: Payer = FRONTEND) -> memoryview | None:
+        del payer
+        return memoryview(self.objects[path])[start : start + nbytes] if path in self.objects else None
+
+    async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
+        del payer
+        for path in paths:
+            self.objects.pop(path, None)
+
+    async def free_bytes(self) -> int:
+        return 1 << 62
+
+    async def list(self, prefix: str, *, payer: Payer = FRONTEND) -> AsyncIterator[Sequence[tuple[str, int]]]:
+        del payer
+        yield [(path, len(data)) for path, data in self.objects.items() if path.startswith(f"{prefix}/")]
+
+
 class FullDisk(MemoryStore):
     """What obstore does when the disk is full."""
 
@@ -138,6 +182,17 @@ async def store_over(
 
 def responses_over(objects: BucketObjects, files: MediaStore, scope: bytes = b"") -> BucketResponses:
     return BucketResponses(objects, files, key=KEY, scope=scope, max_bytes=16 * MIB)
+
+
+async def bindings_over(
+    objects: BucketObjects, clock: Clock | None = None, *, capacity_bytes: int = 64 * MIB, ttl_s: int = 10_000
+) -> BucketBindings:
+    """Bindings in a store that has shown that it refuses a second creation."""
+    clock = clock or Clock()
+    files = await store_over(objects, clock, capacity_bytes=capacity_bytes, ttl_s=ttl_s)
+    bindings = BucketBindings(objects, files, key=KEY, ttl_s=ttl_s, clock=clock)
+    await bindings.prove()
+    return bindings
 
 
 def upload_of(data: bytes, name: str = "a.png", purpose: str = "vision", ttl_s: int | None = None) -> Upload:

@@ -14,12 +14,23 @@ from semel.errors import MediaTooLarge
 from semel.media.fetch.freshness import Freshness
 from semel.media.fetch.responses import StoredResponse
 from semel.media.fetch.url import WebUrl
+from semel.store.bindings import AMBIGUOUS, Binding, BucketBindings
 from semel.store.index import SMALLEST_BYTES
 from semel.store.names import file_id, object_path, owner_name
 from semel.store.objects import BucketObjects, open_objects
 from semel.store.store import MediaStore
 from tests.store.s3 import BUCKET, S3_VARIABLES, s3_server
-from tests.store.stores import TIMEOUT_S, Clock, all_of, in_memory, on_disk, responses_over, store_over, upload_of
+from tests.store.stores import (
+    TIMEOUT_S,
+    Clock,
+    all_of,
+    bindings_over,
+    in_memory,
+    on_disk,
+    responses_over,
+    store_over,
+    upload_of,
+)
 
 KINDS = ("memory", "disk", pytest.param("s3", marks=[pytest.mark.slow, pytest.mark.timeout(300)]))
 
@@ -235,3 +246,62 @@ async def test_one_of_several_leases_is_taken_and_a_response_is_as_it_was_writte
     assert await frontends[1].read(key, lambda _: None) == response
     await frontends[2].delete(key)
     assert await frontends[3].read(key, lambda _: None) is None
+
+
+def binding(content: int) -> Binding:
+    return Binding(Digest(bytes([content]) * 32), "image", Digest(bytes([8]) * 32), Digest(bytes([9]) * 32))
+
+
+async def bound(bindings: BucketBindings, name: bytes, ours: Binding | None = None, tenant: str = "acme") -> int | None:
+    """The number of the content that a name is bound to; 0 if it is ambiguous."""
+    found = await bindings.merge(tenant, name, ours)
+    return None if found is None else found.content[0]
+
+
+async def test_of_several_frontends_that_bind_a_name_at_once_one_wins_and_the_others_agree_or_refuse(
+    objects: BucketObjects, clock: Clock
+) -> None:
+    frontends = [await bindings_over(objects, clock) for _ in range(4)]
+    for name in (b"a", b"b", b"c"):
+        assert [await bound(one, name) for one in frontends] == [None] * 4
+        contents = await asyncio.gather(*(bound(one, name, binding(5)) for one in frontends))
+        assert contents == [5] * 4
+        assert await frontends[3].merge("acme", name, None) == binding(5)
+    contents = await asyncio.gather(*(bound(one, b"d", binding(1 + index)) for index, one in enumerate(frontends)))
+    assert sum(content != AMBIGUOUS[0] for content in contents) == 1
+    assert [await bound(one, b"d") for one in frontends] == [0] * 4
+    assert [await bound(one, b"d", binding(7)) for one in frontends] == [0] * 4
+
+
+async def test_a_name_is_bound_for_its_tenant_alone_S12(objects: BucketObjects, clock: Clock) -> None:
+    one, other = [await bindings_over(objects, clock) for _ in range(2)]
+    assert await bound(one, b"a", binding(1)) == 1
+    assert await bound(other, b"a", tenant="umbra") is None
+    assert await bound(other, b"a", binding(2), "umbra") == 2
+    assert await bound(other, b"a") == 1
+
+
+async def test_a_name_that_is_used_lives_on_and_one_that_is_not_expires(objects: BucketObjects, clock: Clock) -> None:
+    bindings = await bindings_over(objects, clock, ttl_s=100)
+    for name in (b"used", b"unused"):
+        assert await bound(bindings, name, binding(1)) == 1
+    for _ in range(6):
+        clock.now_s += 50
+        assert await bound(await bindings_over(objects, clock, ttl_s=100), b"used") == 1
+    assert await bound(bindings, b"unused") is None
+    assert await bound(bindings, b"unused", binding(2)) == 2
+    for _ in range(2):  # what has expired is deleted
+        await bindings._files.refresh()
+    assert len([path for page in [page async for page in objects.list("media-1")] for path, _ in page]) == 3
+
+
+async def test_names_are_bounded_and_those_of_the_tenant_with_most_go_first(
+    objects: BucketObjects, clock: Clock
+) -> None:
+    bindings = await bindings_over(objects, clock, capacity_bytes=8 * SMALLEST_BYTES)
+    assert await bound(bindings, b"a", binding(1), "umbra") == 1
+    for number in range(20):
+        assert await bound(bindings, b"%d" % number, binding(2)) == 2
+    assert len(bindings._files._index) == 8
+    assert await bound(bindings, b"a", None, "umbra") == 1
+    assert [await bound(bindings, b"%d" % number) for number in (0, 12, 13, 19)] == [None, None, 2, 2]

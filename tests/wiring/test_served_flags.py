@@ -339,6 +339,28 @@ def test_a_medium_within_the_limits_is_taken(fleet: Fleet) -> None:
     assert fleet.ask(movie(20, 10)).status_code == 200
 
 
+def test_a_video_is_read_as_its_request_says_within_the_limits_and_a_repeat_is_not_decoded(fleet: Fleet) -> None:
+    """Another rate is another item; what was answered once costs no decode."""
+
+    def decodes(content: object, **video: object) -> float:
+        before = fleet.frontend.metric("semel_pool_decoded_total")
+        reply = fleet.ask(content, media_io_kwargs={"video": video})
+        assert reply.status_code == 200, reply.text
+        return fleet.frontend.metric("semel_pool_decoded_total") - before
+
+    seen, frames = movie(40, 10), base64.b64encode(image(56, 56)).decode()
+    assert [decodes(seen, fps=1), decodes(seen, fps=1), decodes(seen, fps=2), decodes(seen, fps=2)] == [1, 0, 1, 0]
+    many = [{"type": "video_url", "video_url": {"url": "data:video/jpeg;base64," + ",".join([frames] * 60)}}]
+    assert [decodes(many, fps=4), decodes(many, fps=4), decodes(many, num_frames=8)] == [1, 0, 1]
+    assert "20 s (--max-video-s)" in fleet.refusal(many)[1]  # 32 frames, one a second
+    assert "the list has 60 frames; the limit is 50 (--max-video-frames)" in str(
+        fleet.refusal(many, media_io_kwargs={"video": {"num_frames": -1}})
+    )
+    assert "used, and total_num_frames" in str(
+        fleet.refusal(many, media_io_kwargs={"video": {"frames_indices": [1], "num_frames": 4}})
+    )
+
+
 def test_an_image_that_no_prompt_can_have_is_refused_where_it_is_made(fleet: Fleet) -> None:
     """The limit of its offer: without it the prompt is found too long later, in other words."""
     _, why = fleet.refusal(parts(image()), mm_processor_kwargs={"min_pixels": 460_000})

@@ -6,25 +6,30 @@ Caches are so large that nothing is evicted: an item that is encoded twice was a
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from typing import Final, Self
 
+from semel.lab.simulate.repeats import CAUSES, Cause, Preprocessing, causes_of
 from semel.telemetry import metrics
 from tests.serve.served import sum_of, until
 from tools.fleet.counters import Counts, settled
 from tools.fleet.driving import Driver, Reference, Tally, ask_alone
+from tools.fleet.noting import notes_of, noting
 from tools.fleet.plan import Repeats, draw_images, plan_repeats
-from tools.fleet.processes import ROUND_ROBIN, Fleet, Node
+from tools.fleet.processes import Fleet, Node
 
-__all__ = ["ROOMY_GB", "Figures", "Frontends", "begin_rivals", "compare", "empty"]
+__all__ = ["ROOMY_GB", "Figures", "Frontends", "begin_noting", "begin_rivals", "compare", "empty", "noted"]
 
 ROOMY_GB: Final = 0.25
 """For an engine's item cache: thousands of the loads' images."""
 
 EMPTY_S: Final = 30.0
 FRONTENDS: Final = 2
+_NOTES: Final = ".notes"
 
 Frontends = Mapping[str, Sequence[Node]]
 """By how they choose."""
@@ -38,6 +43,9 @@ class Figures:
     counts: Sequence[Counts]
     images: int
     """Different ones in a round."""
+
+    again: Counter[Cause] = field(default_factory=Counter)
+    """Preprocessings of images that had been preprocessed before, by cause."""
 
     @property
     def failures(self) -> list[str]:
@@ -64,6 +72,7 @@ class Figures:
             "worker tier hit rate": self._rate("worker"),
             "processor tier hit rate": self._rate("processor"),
             "processed per image": round(self._total("processed") / (self.images * len(self.counts)), 3),
+            **{f"again: {cause}": round(self.again[cause] / (self.images * len(self.counts)), 3) for cause in CAUSES},
             "megabytes sent": round((self._total("frames_bytes") + self._total("memory_bytes")) / 1e6, 1),
             "latency p50, ms": round(1e3 * median(self.latencies_s), 1),
             "latency p95, ms": round(1e3 * percentiles[-1], 1),
@@ -92,16 +101,24 @@ class Figures:
         return round(self._total(f"{tier}_hits") / max(1, self._total(f"{tier}_queries")), 3)
 
     def __add__(self, other: Self) -> Self:
-        return replace(self, tallies=[*self.tallies, *other.tallies], counts=[*self.counts, *other.counts])
+        tallies, counts = [*self.tallies, *other.tallies], [*self.counts, *other.counts]
+        return replace(self, tallies=tallies, counts=counts, again=self.again + other.again)
 
 
 def begin_rivals(fleet: Fleet, count: int = FRONTENDS) -> Frontends:
     """Frontends that choose as semel does and others that ask one worker after another, all of the same workers."""
-    addresses = fleet.addresses
-    ours = [fleet.begin_frontend(addresses) for _ in range(count)]
-    rivals = [fleet.begin_frontend(addresses, semel=ROUND_ROBIN) for _ in range(count)]
+    found = {
+        "semel": [begin_noting(fleet, "semel") for _ in range(count)],
+        "round robin": [begin_noting(fleet, "round_robin") for _ in range(count)],
+    }
     fleet.until_up()
-    return {"semel": ours, "round robin": rivals}
+    return found
+
+
+def begin_noting(fleet: Fleet, choice: str) -> Node:
+    """Start a frontend that chooses workers so and notes its preprocessings (`noted`)."""
+    notes = fleet.home / f"frontend-{len(fleet.frontends)}{_NOTES}"
+    return fleet.begin_frontend(fleet.addresses, semel=noting(notes, choice))
 
 
 async def compare(fleet: Fleet, frontends: Frontends, load: Repeats, *, rounds: int = 1) -> dict[str, Figures]:
@@ -122,10 +139,16 @@ async def _drive(
 ) -> Figures:
     await asyncio.to_thread(empty, fleet)
     before = await asyncio.to_thread(settled, frontends, fleet.running_workers)
+    began = time.monotonic()
     driver = Driver([node.url for node in frontends], images, reference, at_a_time=load.at_a_time)
     tally = await driver.run(plan_repeats(load, len(frontends)))
     after = await asyncio.to_thread(settled, frontends, fleet.running_workers)
-    return Figures([tally], [after - before], load.images)
+    return Figures([tally], [after - before], load.images, causes_of(noted(frontends, began)))
+
+
+def noted(frontends: Sequence[Node], since: float) -> list[Preprocessing]:
+    """Return all preprocessings of frontends from a time on: those before are warm-up."""
+    return [one for node in frontends for one in notes_of(node.log.with_suffix(_NOTES)) if one.began >= since]
 
 
 def empty(fleet: Fleet) -> None:

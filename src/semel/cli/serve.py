@@ -34,7 +34,7 @@ from semel.telemetry.logs import LogFormat, log_to_stderr
 from semel.web.listener import bind
 from semel.wire.proof import Role
 
-__all__ = ["ServeOptions", "ready_url", "serve"]
+__all__ = ["ServeOptions", "ready_url", "serve", "until_ready"]
 
 _END_S: Final = 6.5
 _POLL_S: Final = 0.25
@@ -106,7 +106,7 @@ async def _supervise(options: ServeOptions, folder: Path) -> int:
     tasks = [asyncio.create_task(child.keep()) for child in children]
     has_failed = True
     try:
-        await _until_ready(settings.model, probed, children, tasks, stopping, output)
+        await until_ready(settings.model, probed, children, tasks, stopping, output)
         if not stopping.is_requested:
             output.begin()
             _greet(options)
@@ -172,7 +172,7 @@ def _key_flags(settings: ServeSettings, folder: Path) -> Mapping[Role, Sequence[
     return dict.fromkeys(get_args(Role), ("--fleet-key-file", str(key_file)))
 
 
-async def _until_ready(
+async def until_ready(
     model: str,
     url: str,
     children: Sequence[Child],

@@ -37,6 +37,7 @@ from semel.settings.frontend import CacheKind, DiscoverySettings, FrontendSettin
 from semel.settings.secrets import read_api_keys
 from semel.shutdown import ShutdownSignal
 from semel.sizing import usable_cores
+from semel.store.bindings import open_bindings
 from semel.store.responses import open_responses
 from semel.store.store import open_store
 from semel.telemetry import metrics
@@ -102,7 +103,8 @@ async def run_frontend(settings: FrontendSettings) -> None:
     )
     tracing = start_tracing(collector, "semel-frontend", serving.cell.name)
     cache = create_cache(serving.cache.kind, serving.cache.capacity_bytes)
-    parts = _Parts(settings, keys, cache, FileSources(store), sources, fetching)
+    bindings = open_bindings(serving.media_store, keys.hashing)
+    parts = _Parts(settings, keys, cache, FileSources.of(store, bindings), sources, fetching)
     log_requests = not serving.disable_access_log
     hosts = allowed_hosts_at(serving.server.host, serving.peers.allowed_hosts, has_keys=bool(api_keys))
     app = create_app(
@@ -141,6 +143,9 @@ async def run_frontend(settings: FrontendSettings) -> None:
         if store is not None:
             parts.meter.watch(store.samples)
             stack.callback(asyncio.create_task(store.run()).cancel)
+        if bindings is not None:
+            parts.meter.watch(parts.files.samples)
+            stack.callback(asyncio.create_task(bindings.run()).cancel)
         log_missing_metrics_port(serving, api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())

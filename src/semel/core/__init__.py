@@ -7,15 +7,18 @@ from semel.core.feature import DTYPE_BYTES, Feature, FeatureInfo, Origin, Tensor
 from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.layout import TOKEN_BYTES, Assembly, AssemblyKind, Layout, pack_token_ids, unpack_token_ids
 from semel.core.lru import LruMap
+from semel.core.options import MEDIA_IO, VIDEO_OPTIONS, item_options, split_options, with_media_io
 from semel.core.prompt import Item, Mask, Media, Modality, Page, Placeholder, Prompt, Timeline
 from semel.core.submission import AnswerParsing, Output, PromptLogprob, Submission, Trace
 
 __all__ = [
     "DTYPE_BYTES",
     "FORM_DTYPES",
+    "MEDIA_IO",
     "MIN_KEY_CHARS",
     "PROBE_BYTES",
     "TOKEN_BYTES",
+    "VIDEO_OPTIONS",
     "AnswerParsing",
     "AnswerSettings",
     "Assembly",
@@ -56,7 +59,10 @@ __all__ = [
     "frame",
     "hash_parts",
     "is_key",
+    "item_options",
     "pack_token_ids",
+    "split_options",
     "tenant_name",
     "unpack_token_ids",
+    "with_media_io",
 ]

@@ -58,6 +58,7 @@ Group = Literal[
     "Admin",
     "Logs, metrics and traces",
     "Host",
+    "Batch",
     "Measurement",
     "Output",
 ]

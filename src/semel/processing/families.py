@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from semel.core import Feature, Layout, Mask, Modality
+from semel.core import VIDEO_OPTIONS, Feature, Layout, Mask, Modality
 from semel.errors import ConfigError
 from semel.processing.patches import PatchWriter
 from semel.processing.tensors import to_torch
@@ -38,7 +38,7 @@ class Family:
 
     options: frozenset[str] = frozenset(
         {"crop_size", "do_center_crop", "do_pan_and_scan", "do_resize", "max_dynamic_patch", "max_pixels", "min_pixels"}
-        | {"num_crops", "size"}
+        | {"num_crops", "size", *VIDEO_OPTIONS}
     )
     """The `mm_processor_kwargs` that a request may set."""
 

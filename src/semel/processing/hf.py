@@ -13,18 +13,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from semel.cache import LayoutCache
-from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Origin, Target
+from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Origin, Target, split_options
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable, ServiceError
 from semel.media import (
+    FRAME_LIST,
     DecodeLimits,
     Pieces,
     Video,
     VideoHeader,
     cut_audio,
     decode_audio,
+    decode_frames,
     decode_video,
     image_of,
     image_size,
@@ -51,6 +54,10 @@ _ARGUMENTS: Final[Mapping[Modality, str]] = {
 _TEXT_OUTPUTS: Final = frozenset(
     {"attention_mask", "input_ids", "mm_token_type_ids", "text_replacement_offsets", "token_type_ids", "video_metadata"}
 )
+
+_MAX_FPS: Final = 30
+_MAX_SAMPLED: Final = 768
+"""The most that vLLM's loader of the fast path's videos takes, whatever a request says."""
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +109,9 @@ class HfProcessor:
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
-        self._check(media, options or {})
-        return self._process(media, self._decode(media), options or {})
+        options, reading = split_options(options)
+        self._check(media, options)
+        return self._process(media, self._decode(media, reading), options)
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """Return the layout of the feature that `process` would make; media that `process` refuses are refused.
@@ -111,7 +119,7 @@ class HfProcessor:
         Where an image's size decides, the processor is asked once for every size. An image of a known size is not
         decoded, unless only that tells its size.
         """
-        self._check(media, options or {})
+        self._check(media, split_options(options)[0])
         if media.modality != "image" or not self.family.layout_from_size:
             return self.process(media, options).layout
         size, decoded = image_size(media, self.limits), None
@@ -198,15 +206,22 @@ class HfProcessor:
             self.processor.tokenizer = RunTokenizer(self.processor.tokenizer, self.placeholders.values())
         self.family.quicken(self.processor)
 
-    def _decode(self, media: Media) -> Any:
+    def _decode(self, media: Media, reading: Mapping[str, Any] = MappingProxyType({})) -> Any:
         if media.modality == "image":
             return image_of(media, self.limits)
         if media.modality == "audio":
             return decode_audio(media.data, self.limits, sampling_rate=self.processor.feature_extractor.sampling_rate)
         if (fps := self.family.video_fps) is None:
             raise InvalidRequest("this model's videos are not supported yet; send images")
-        choose = partial(choose_frames, self.processor.video_processor, fps=fps)
+        if media.data.startswith(FRAME_LIST):
+            return decode_frames(media.data, self.limits, reading)
+        choose = partial(self._choose, fps=min(reading.get("fps", fps), _MAX_FPS), options=reading)
         return decode_video(media.data, self.limits, choose=choose)
+
+    def _choose(self, header: VideoHeader, *, fps: float, options: Mapping[str, Any]) -> list[int]:
+        own: dict[str, int] = {name: options[name] for name in ("max_frames", "min_frames") if name in options}
+        own["max_frames"] = min(own.get("max_frames", _MAX_SAMPLED), _MAX_SAMPLED)
+        return choose_frames(self.processor.video_processor, header, fps=fps, **own)
 
     def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> Mapping[str, Any]:
         arguments: dict[str, Any] = {
@@ -281,12 +296,12 @@ def _placeholders(processor: Any) -> Mapping[Modality, str]:
     return {modality: token for modality, token in tokens.items() if token is not None}
 
 
-def choose_frames(video_processor: Any, header: VideoHeader, *, fps: float) -> list[int]:
+def choose_frames(video_processor: Any, header: VideoHeader, *, fps: float, **bounds: int) -> list[int]:
     """Choose the frames that a model looks at, by the rule of its own HF video processor."""
     from transformers.video_utils import VideoMetadata
 
     try:
-        chosen = video_processor.sample_frames(VideoMetadata(**_describe_frames(header)), fps=fps)
+        chosen = video_processor.sample_frames(VideoMetadata(**_describe_frames(header)), fps=fps, **bounds)
     except (ValueError, ArithmeticError):
         raise MediaDegenerate(f"the video has {header.num_frames} frames, too few for this model") from None
     # A step in float32 can end one past the last frame.

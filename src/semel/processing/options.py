@@ -7,12 +7,16 @@ So names are taken from a list, and values are numbers and switches within a bou
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 from semel.core import Modality, Origin
 from semel.errors import InvalidRequest
+from semel.media import MAX_FRAMES
 
 __all__ = ["check_options", "to_origin"]
+
+_MOST: Final[Mapping[str, int]] = {"fps": 1_000, "max_frames": MAX_FRAMES, "num_frames": MAX_FRAMES}
+"""A video's options. Each is above 0: some processors take a list of so many frames before they look at the video."""
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str], *, max_value: int) -> None:
@@ -22,6 +26,10 @@ def check_options(options: Mapping[str, object], allowed: Collection[str], *, ma
             raise InvalidRequest(
                 f"mm_processor_kwargs.{name[:64]}: not available; choose of {', '.join(sorted(allowed))}"
             )
+        if (most := _MOST.get(name)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+                raise InvalidRequest(f"mm_processor_kwargs.{name}: must be a number above 0 and up to {most:,}")
+            continue
         for part in value.values() if isinstance(value, Mapping) else (value,):
             if not isinstance(part, int | float) or not abs(part) <= max_value:
                 raise InvalidRequest(

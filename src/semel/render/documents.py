@@ -153,7 +153,7 @@ def expand_documents(conversation: Conversation, opened: Sequence[Sequence[objec
         if not isinstance(part, Attachment) or not isinstance(part.source, Document):
             yield part
             return
-        yield from (replace(part, source=page) for page in pages if isinstance(page, DocumentPage))
+        yield from (replace(part, source=page, name=None) for page in pages if isinstance(page, DocumentPage))
 
     return Conversation(
         tuple(

@@ -7,10 +7,10 @@ options and tenant. Its bytes are read, from the store, only where no worker and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final, Self
 
 from blake3 import blake3
 
@@ -22,19 +22,28 @@ from semel.render.chat.messages import Attachment
 from semel.render.media.names import MediaNames
 from semel.render.media.parsed_request import ReadFile
 from semel.render.media.part_source import NO_FILES, Files, named_files
+from semel.render.media.shared_names import SharedNames
 from semel.render.media.source import DocumentPage, MediaFile, MediaName
 from semel.render.media.source_fetch import Spend
 from semel.render.offload import run_if_heavy
 from semel.store import Pin
+from semel.store.bindings import Binding, BucketBindings
 from semel.store.names import file_id, parse_id
 from semel.store.store import MediaStore
+from semel.telemetry.meter import Sample
 
-__all__ = ["FileSources", "IdentityOf", "Resolved"]
+__all__ = ["FileSources", "IdentityOf", "Resolved", "Wait"]
 
 _MAX_FILES: Final = 4_096
 _READS_AT_ONCE: Final = 8
+_NAMES_AT_ONCE: Final = 16
+"""As many as a tenant has operations of the store at once (threats S30)."""
+
 _REFERENCE: Final = b"semel.reference.1"
 _LARGE: Final = 1 << 20
+
+Wait = Callable[[], Coroutine[Any, Any, None]]
+"""Waits until names are in the store, but not for long."""
 
 IdentityOf = Callable[[Modality], Identity]
 """Computes the digests of a request's items of a modality."""
@@ -49,6 +58,18 @@ class FileSources:
 
     store: MediaStore | None = None
     names: MediaNames = field(default_factory=MediaNames, repr=False)
+    shared: SharedNames | None = field(default=None, repr=False)
+    """These names, shared with other frontends."""
+
+    @classmethod
+    def of(cls, store: MediaStore | None, bindings: BucketBindings | None) -> Self:
+        """Create the sources of a frontend, whose names others know too if there are `bindings`."""
+        names = MediaNames()
+        return cls(store, names, None if bindings is None else SharedNames(bindings, names))
+
+    def samples(self) -> Iterator[Sample]:
+        """Return how names were shared."""
+        return iter(()) if self.shared is None else self.shared.samples()
 
     async def locate(self, messages: Sequence[object], tenant: Tenant) -> Files:
         """Return the files that messages name, without those that the tenant does not have."""
@@ -92,8 +113,10 @@ class FileSources:
     ) -> Sequence[Resolved]:
         """Return the media of all sources; of files whose digests are known, only these, if `lazily`.
 
-        A file that is named twice is read once.
+        A file that is named twice is read once. Names that are not known here are looked up in the store, if `lazily`.
         """
+        if lazily:
+            await self._look_up((one for one in sources if isinstance(one, MediaName)), tenant, identity_of)
         unread: dict[tuple[Modality, Digest], MediaFile] = {}
         known: list[Resolved] = []
         for source in sources:
@@ -150,6 +173,25 @@ class FileSources:
             ids.append(content)
         return ids
 
+    def publish(self, attachments: Sequence[Attachment], tenant: Tenant, identity_of: IdentityOf) -> Wait | None:
+        """Begin to write the names of attachments to the store. Returns a call that waits for it, if there is any."""
+        shared = self.shared
+        if shared is None:
+            return None
+        names = {one.name: one.source.modality for one in attachments if one.name is not None}
+        unwritten = {
+            name: self._binding(tenant, name, modality, identity_of)
+            for name, modality in names.items()
+            if not shared.is_current(tenant, name)
+        }
+        if not unwritten:
+            return None
+
+        async def write(entry: tuple[str, Binding | None]) -> None:
+            await shared.sync(tenant, *entry)
+
+        return shared.write(concurrently(unwritten.items(), write, at_once=_NAMES_AT_ONCE))
+
     async def read(self, tenant: Tenant, spend: Spend, pin: Pin, file: MediaFile) -> Media:
         """Return the media of a file, whose bytes are spent first, and pinned while the store reads them."""
         found = None if self.store is None else await self.store.read(tenant.name, file.id, spend, pin)
@@ -158,6 +200,33 @@ class FileSources:
         _, data = found
         copied = bytes(data) if len(data) <= _LARGE else await asyncio.to_thread(partial(bytes, data))
         return Media(file.modality, copied)
+
+    async def _look_up(self, sources: Iterable[MediaName], tenant: Tenant, identity_of: IdentityOf) -> None:
+        """Bring names up to the store, in order, and no further than the first that nobody knows (threats S30)."""
+        shared = self.shared
+        if shared is None:
+            return
+        names = {one.name: one.modality for one in sources if not shared.is_current(tenant, one.name)}
+        entries = list(names.items())
+
+        async def look(entry: tuple[str, Modality]) -> None:
+            await shared.sync(tenant, entry[0], self._binding(tenant, *entry, identity_of))
+
+        for start in range(0, len(entries), _NAMES_AT_ONCE):
+            some = entries[start : start + _NAMES_AT_ONCE]
+            await concurrently(some, look, at_once=_NAMES_AT_ONCE)
+            if any(self.names.bound(tenant, name) is None for name, _ in some):
+                return
+
+    def _binding(self, tenant: Tenant, name: str, modality: Modality, identity_of: IdentityOf) -> Binding | None:
+        """Return what a name is bound to here, with the digest of its item, if it is known."""
+        if (content := self.names.bound(tenant, name)) is None:
+            return None
+        known = self.names.modality(tenant, content)
+        modality = modality if known is None or known == "document" else known
+        reference = _reference(identity_of, modality, content)
+        digest = self.names.digest(tenant, reference)
+        return Binding(content, modality) if digest is None else Binding(content, modality, reference, digest)
 
     def _file_of(self, source: MediaName, tenant: Tenant) -> MediaFile:
         content = self.names.content(tenant, source.name, source.where)

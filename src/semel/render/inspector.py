@@ -13,7 +13,7 @@ from functools import partial
 
 from semel.aio import concurrently
 from semel.cache import Flight, LayoutCache
-from semel.core import Digest, Feature, Layout
+from semel.core import Digest, Feature, Layout, item_options
 from semel.errors import MediaTooLarge
 from semel.render.media.parsed_request import (
     ComputeLayout,
@@ -91,9 +91,9 @@ class Inspector:
             return (await self.make(request, digest)).layout
 
         async def work() -> Layout:
-            layout = await lay_out(
-                await request.media_of(digest), request.options, group=request, tenant=request.tenant
-            )
+            media = await request.media_of(digest)
+            options = item_options(media.modality, request.options)
+            layout = await lay_out(media, options, group=request, tenant=request.tenant)
             self.layouts.put(digest, layout)
             return layout
 
@@ -104,9 +104,9 @@ class Inspector:
         """Process an item's feature. Equal inspections in flight share one computation."""
 
         async def work() -> Feature:
-            feature = await self.process(
-                await request.media_of(digest), request.options, group=request, tenant=request.tenant
-            )
+            media = await request.media_of(digest)
+            options = item_options(media.modality, request.options)
+            feature = await self.process(media, options, group=request, tenant=request.tenant)
             self.layouts.put(digest, feature.layout)
             return feature
 

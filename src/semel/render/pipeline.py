@@ -20,11 +20,12 @@ from typing import cast
 from semel.aio import concurrently
 from semel.cache import Cache, Flight, LayoutCache, NoCache
 from semel.core import Digest, Feature, Identity, Item, Key, Layout, Media, Modality, Prompt, Tenant
+from semel.core.options import item_options, with_media_io
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer, ChatRequest
 from semel.render.documents import Documents, expand_documents
-from semel.render.file_sources import FileSources, IdentityOf, Resolved
+from semel.render.file_sources import FileSources, IdentityOf, Resolved, Wait
 from semel.render.inspector import Inspector
 from semel.render.media.parsed_request import (
     AssemblePrompt,
@@ -162,7 +163,8 @@ class Pipeline:
             return ParsedRequest((), {}, request.mm_processor_kwargs, prompt.assemble, name)
         fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
         read_file = partial(self.files.read, owner, spend, pin)
-        identity_of = cache(partial(self._identity, options=request.mm_processor_kwargs, tenant=tenant))
+        options = with_media_io(request.mm_processor_kwargs, request.media_io_kwargs)
+        identity_of = cache(partial(self._identity, options=options, tenant=tenant))
         if any(isinstance(source, Document) for source in fetched):
             opened = await self.documents.open(
                 fetched, owner, self.key, identity_of, read_file, self.files.names, remembers=intent == "execute"
@@ -187,16 +189,20 @@ class Pipeline:
             partial(self._identify, resolved, identity_of), light=light and fetched is sources
         )
         contents: Sequence[Digest] = ()
+        are_written: Wait | None = None
         if intent == "execute" and (request.return_media_ids or any(map(_is_named, attachments))):
             contents = await self.files.remember(
                 attachments, resolved, items, owner, self.key, identity_of, all_of_them=request.return_media_ids
             )
+            are_written = self.files.publish(attachments, owner, identity_of)
         watch.lap("digest")
         return ParsedRequest(
             items,
             media,
-            request.mm_processor_kwargs,
-            _ChatPrompt(items, partial(tokenize, conversation), renderer, self.apply, name, light).assemble,
+            options,
+            _ChatPrompt(
+                items, partial(tokenize, conversation), renderer, self.apply, name, light, are_written
+            ).assemble,
             name,
             spend_feature,
             read_file,
@@ -301,7 +307,13 @@ class Pipeline:
                 media = await request.media_of(digest)
             except RequestError as error:
                 raise _UnreadError(error) from None
-            made = await self.process(media, request.options, group=request, tenant=request.tenant, spend=request.spend)
+            made = await self.process(
+                media,
+                item_options(media.modality, request.options),
+                group=request,
+                tenant=request.tenant,
+                spend=request.spend,
+            )
             return self.cache.put(digest, made, tenant=request.tenant)
 
         with request.naming(digest):
@@ -331,7 +343,11 @@ class Pipeline:
     def _identity(self, modality: Modality, options: Mapping[str, object], tenant: Tenant | None) -> Identity:
         try:
             return Identity(
-                key=self.key, modality=modality, fingerprint=self.fingerprint, options=options, tenant=tenant
+                key=self.key,
+                modality=modality,
+                fingerprint=self.fingerprint,
+                options=item_options(modality, options),
+                tenant=tenant,
             )
         except ValueError:  # from json and str.encode, which refuse no other value
             raise InvalidRequest("mm_processor_kwargs and cache_salt must be valid JSON and valid Unicode") from None
@@ -349,9 +365,14 @@ class _ChatPrompt:
     is_light: bool
     """If False, a thread makes its tokens."""
 
+    are_written: Wait | None = None
+    """Waits until its names are in the store, which goes on while its items are processed."""
+
     async def assemble(self, layouts: Sequence[Layout]) -> Prompt:
         """Make the prompt, with the layout of each item."""
         renderer, items = self.renderer, self.items
+        if self.are_written is not None:
+            await self.are_written()
         token_ids = await run_if_heavy(self.tokenize, light=self.is_light and renderer.tokenizer.is_local)
         if not items or renderer.splices(items):
             return expand(token_ids, placeholder_ids=renderer.placeholder_ids(), items=items, layouts=layouts)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SERVICE_NAME",
     "TRACES_PROTOCOL",
+    "client_key",
     "default_folder",
     "default_variable",
     "kubernetes_api",
@@ -43,6 +44,11 @@ for _ in range(20):
     time.sleep(0.5)
 """
 """Waits until nobody has the other end of its pipe. Those who end later may still write into the folder for a while."""
+
+
+def client_key() -> str | None:
+    """Return the API key for a server: the one that vLLM's server and ours read, or the one of OpenAI's clients."""
+    return os.environ.get("VLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
 
 
 def trace_collector(endpoint: str | None) -> Collector | None:

@@ -11,6 +11,8 @@ __all__ = ["MediaStoreSettings"]
 
 _RESPONSES_SHARE: Final = 10
 _RESPONSES_FOLDER: Final = "fetched"
+_NAMES_SHARE: Final = 64
+_NAMES_FOLDER: Final = "names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class MediaStoreSettings:
         None,
         "media-store",
         help="Where files of /v1/files are stored: a folder, or the URL of a bucket (s3://, gs://, az://). Without it, "
-        "there are no files. Frontends also share there what they fetch from URLs.",
+        "there are no files. Frontends also share there names (`uuid`) of media, and what they fetch from URLs.",
         is_common=True,
     )
     capacity_bytes: int = flag(
@@ -55,3 +57,8 @@ class MediaStoreSettings:
         files = replace(self, capacity_bytes=self.capacity_bytes - nbytes)
         location = None if self.location is None else f"{self.location.rstrip('/')}/{_RESPONSES_FOLDER}"
         return files, replace(self, location=location, capacity_bytes=nbytes)
+
+    def for_names(self) -> Self:
+        """Return the settings of a store for names, which may have a 64th of the bytes in addition."""
+        location = None if self.location is None else f"{self.location.rstrip('/')}/{_NAMES_FOLDER}"
+        return replace(self, location=location, capacity_bytes=self.capacity_bytes // _NAMES_SHARE)

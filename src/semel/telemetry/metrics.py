@@ -224,6 +224,14 @@ MEDIA_STORE_EXPIRATIONS: Final = Metric(
 MEDIA_STORE_ERRORS: Final = Metric(
     "semel_media_store_errors_total", "Operations of the media store that failed or took too long."
 )
+MEDIA_NAMES_LEARNED: Final = Metric(
+    "semel_media_names_learned_total",
+    "Names of media (uuid) that were sent to another frontend and found in the store.",
+)
+MEDIA_NAMES_UNSHARED: Final = Metric(
+    "semel_media_names_unshared_total",
+    "Lookups and writes of names of media (uuid) that did without the media store, since it was down or slow.",
+)
 
 # Connections of clients, the files that decide who may connect, and the cell that they reach.
 CELL_INFO: Final = Metric(

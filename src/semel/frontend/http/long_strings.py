@@ -7,6 +7,7 @@ quotes that is not a string leaves a token where JSON has none, and one that is 
 that is only part of a value. Then the whole text is parsed instead.
 
 A cut string has only characters of base64, after the head of a data URL or none, so that it is valid JSON and ASCII.
+After the head of a list of frames it may have commas too.
 Of escapes it may have the one that some encoders write for each slash. Everything is done in pieces of at most 1 MiB:
 between them, another thread can run.
 """
@@ -14,6 +15,7 @@ between them, another thread can run.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from mmap import mmap
@@ -21,6 +23,7 @@ from typing import Final
 
 import pybase64
 
+from semel.media import FRAME_LIST
 from semel.render.media.source import LongString
 
 __all__ = ["MIN_CHARS", "Cut", "cut_long_strings"]
@@ -32,6 +35,7 @@ _PIECE: Final = 1 << 20  # a multiple of 4, as base64 is
 _HEAD: Final = re.compile(rb"data:[ !#-+\--\[\]-~]{0,512},", re.IGNORECASE)
 """The head of a data URL up to its first comma: ASCII without control characters, quotes and backslashes."""
 
+_OF_FRAMES: Final = (string.ascii_letters + string.digits + "+/=,").encode()
 _OTHER_ESCAPE: Final = re.compile(rb"\\[^/]")
 
 
@@ -49,9 +53,9 @@ def cut_long_strings(body: bytes | bytearray, nonce: str) -> Cut:
     whole = memoryview(body)
     rest, strings, copied = bytearray(), dict[str, LongString](), 0
     for start, end in _stretches(body):
-        if (string := _base64_in(body, whole, start, end)) is not None:
+        if (found := _base64_in(body, whole, start, end)) is not None:
             token = f"{nonce}x{len(strings)}"
-            strings[token] = string
+            strings[token] = found
             _append(rest, whole[copied:start])
             rest += token.encode()
             copied = end
@@ -89,7 +93,8 @@ def _base64_in(body: bytes | bytearray, whole: memoryview, start: int, end: int)
             return None
         data = plain
     head = _HEAD.match(data)
-    return LongString(data) if _is_base64(data[head.end() if head else 0 :]) else None
+    is_plain = _is_frames if head is not None and head[0].lower() == FRAME_LIST else _is_base64
+    return LongString(data) if is_plain(data[head.end() if head else 0 :]) else None
 
 
 def _unescape(body: bytes | bytearray, start: int, end: int) -> memoryview | None:
@@ -118,6 +123,13 @@ def _is_base64(data: memoryview) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_frames(data: memoryview) -> bool:
+    """Return whether all characters are of base64, or commas; where they stand is seen when a frame is decoded."""
+    piece = _PIECE >> 2  # this holds the interpreter's lock
+    pieces = (data[start : start + piece] for start in range(0, len(data), piece))
+    return not any(one.tobytes().translate(None, _OF_FRAMES) for one in pieces)
 
 
 def _append(rest: bytearray, data: memoryview) -> None:

@@ -55,7 +55,7 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/audio/speech": "answers are text",
     "/v1/images/generations": "answers are text",
     "/v1/realtime": "send whole clips, to /v1/audio/transcriptions or in a chat",
-    "/v1/batches": "send each request by itself",
+    "/v1/batches": "run `semel batch` with the file, or send each request by itself",
     "/v1/moderations": _POOL,
 }
 """The replacements, by path. The first matching path counts, so fixed paths come before those with parameters."""

@@ -11,6 +11,8 @@ from semel.core.flag import flag, same_flag, section
 __all__ = [
     "OPENED_PER_S",
     "SCENARIO_NAMES",
+    "BatchBenchOptions",
+    "BatchBenchSettings",
     "CompareSettings",
     "FleetOptions",
     "FleetSettings",
@@ -25,8 +27,8 @@ OPENED_PER_S: Final = 100
 
 
 SCENARIO_NAMES: Final = (
-    *("text", "answers", "new", "again", "conversation", "agent", "repeats", "rollouts", "pages", "evicted"),
-    *("generate", "render", "mixed", "saturation", "memory", "frontends", "restart"),
+    *("text", "answers", "new", "again", "conversation", "agent", "repeats", "rollouts", "pages", "video"),
+    *("evicted", "generate", "render", "mixed", "saturation", "memory", "frontends", "restart"),
 )
 """The scenarios of `semel bench serve`, in the order in which they run."""
 
@@ -83,6 +85,25 @@ class FleetSettings:
     """The settings of `semel bench fleet`."""
 
     size: FleetOptions = section(FleetOptions)
+    report: ReportSettings = section(ReportSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBenchOptions:
+    """The options of `semel bench batch`."""
+
+    lines: int = flag(2_000, help="Number of lines in a batch file.", group="Measurement", min=10)
+    images: int = flag(300, help="Number of different images in it.", group="Measurement", min=1)
+    streams: int = flag(32, help="Number of requests in flight.", group="Measurement", min=1, max=1_000)
+    kills: int = flag(5, help="How often the client is killed.", group="Measurement", min=0)
+    rounds: int = flag(3, help="Number of batch files for each side.", group="Measurement", min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBenchSettings:
+    """The settings of `semel bench batch`."""
+
+    size: BatchBenchOptions = section(BatchBenchOptions)
     report: ReportSettings = section(ReportSettings)
 
 

@@ -12,7 +12,13 @@ import typer
 from rich.console import Console
 
 from semel.cli.flags import Call, HelpGroup, command
-from semel.lab.bench.settings import CompareSettings, FleetSettings, ReportSettings, StreamsSettings
+from semel.lab.bench.settings import (
+    BatchBenchSettings,
+    CompareSettings,
+    FleetSettings,
+    ReportSettings,
+    StreamsSettings,
+)
 
 if TYPE_CHECKING:
     from semel.lab.bench.report import Report
@@ -108,6 +114,20 @@ def fleet(call: Call[FleetSettings]) -> None:
     settings = call.settings
     with Console(stderr=True).status("measuring") as status:
         report = run(options=settings.size, quick=settings.report.quick, tell=status.update)
+    _show(report, settings.report)
+
+
+@command(bench, BatchBenchSettings)
+def batch(call: Call[BatchBenchSettings]) -> None:
+    """Kill `semel batch` and let it go on; its rate next to requests by hand and `vllm run-batch`. Needs vLLM."""
+    import uvloop
+
+    from semel.lab.bench.batch import run
+    from semel.lab.cli.benching import shown_progress, until_stopped
+
+    settings = call.settings
+    with shown_progress("semel bench batch") as tell:
+        report = uvloop.run(until_stopped(run(settings.size, tell, quick=settings.report.quick)))
     _show(report, settings.report)
 
 

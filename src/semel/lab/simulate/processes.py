@@ -41,6 +41,7 @@ from semel.frontend.service import ServedModel
 from semel.lab.simulate.costs import Costs
 from semel.lab.simulate.engine import EngineLimits, EngineModel
 from semel.lab.simulate.network import Network
+from semel.lab.simulate.repeats import Preprocessing
 from semel.lab.simulate.served_engine import DIGEST_FIELD, ModelledEngine
 from semel.lab.simulate.sockets import Addresses, VirtualClientSockets, VirtualServerSockets
 from semel.lab.simulate.workload import Ask, digest_of
@@ -186,7 +187,7 @@ class FrontendProcess:
     def __init__(self, host: Host, name: str) -> None:
         self.name = name
         self.meters: list[Meter] = []
-        self.preprocessed = 0
+        self.preprocessings: list[Preprocessing] = []
         self.is_up = False
         self._host = host
         self._loop = asyncio.get_running_loop()
@@ -272,9 +273,11 @@ class FrontendProcess:
 
     async def _process(self, media: Media, options: Mapping[str, object], **_: object) -> Feature:  # noqa: ARG002
         digest, image = self._images[media.data]
+        began, is_announced = self._loop.time(), self.fleet.holding(digest) is not None
         async with self._pool:
             await asyncio.sleep(self._host.costs.process_s(image))
-        self.preprocessed += 1
+        made = Preprocessing(digest.hex(), self.name, began, self._loop.time(), is_announced)
+        self.preprocessings.append(made)
         return _feature(digest, image)
 
     async def _use(self, seconds: float) -> None:

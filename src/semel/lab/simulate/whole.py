@@ -22,6 +22,7 @@ from semel.lab.simulate.figures import Figures
 from semel.lab.simulate.invariants import InvariantBroken, check_invariants
 from semel.lab.simulate.network import Network
 from semel.lab.simulate.processes import FleetSize, FrontendProcess, Host, WorkerProcess
+from semel.lab.simulate.repeats import causes_of
 from semel.lab.simulate.served_engine import ModelledEngine
 from semel.lab.simulate.workload import Ask, Workload
 from semel.telemetry import Meter, metrics
@@ -271,11 +272,13 @@ class World:
                 figures.encoder_hits += model.encoder_hits
                 figures.prefix_hits += model.prefix_hits
         for frontend in self._frontends:
-            figures.preprocessed += frontend.preprocessed
+            figures.preprocessed += len(frontend.preprocessings)
             for meter in frontend.meters:
                 figures.failed_over += round(_total(meter, metrics.FAILOVERS))
                 figures.features_sent += round(_total(meter, metrics.FEATURES_SENT))
                 figures.feature_bytes += round(_total(meter, metrics.FEATURE_BYTES_SENT))
+        made = (one for frontend in self._frontends for one in frontend.preprocessings)
+        figures.extra |= {f"preprocessed again, {cause}": count for cause, count in causes_of(made).items()}
         if network is not None:
             figures.to_workers.update(network.flows["to_workers"])
             figures.to_frontends.update(network.flows["to_frontends"])

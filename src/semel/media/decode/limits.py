@@ -51,6 +51,23 @@ class DecodeLimits:
                 f"(--max-image-pixels)"
             )
 
+    def check_length(self, frames: int, seconds: float) -> None:
+        """Refuse a video that says it has more frames, or seconds."""
+        if seconds > self.max_video_s:
+            raise MediaTooLarge(f"the video is longer than the limit of {self.max_video_s:g} s (--max-video-s)")
+        if frames > self.max_video_frames:
+            raise MediaTooLarge(
+                f"the video has {frames:,} frames; the limit is {self.max_video_frames:,} (--max-video-frames)"
+            )
+
+    def check_rate(self, duration_s: float, fps: float) -> None:
+        """Refuse so many frames a second of a video that they would be more than it may have, before they are named."""
+        if duration_s * fps > self.max_video_frames:
+            raise MediaTooLarge(
+                f"{fps:g} frames a second of a video of {duration_s:g} s are more than {self.max_video_frames:,} "
+                "(--max-video-frames)"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:

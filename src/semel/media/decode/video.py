@@ -104,12 +104,7 @@ def _header(stream: av.VideoStream, container_duration: int | None) -> VideoHead
 
 def _check(header: VideoHeader, limits: DecodeLimits) -> None:
     limits.check_size(header.width, header.height, name=_NAME)
-    if header.duration_s > limits.max_video_s:
-        raise MediaTooLarge(f"the video is longer than the limit of {limits.max_video_s:g} s (--max-video-s)")
-    if header.num_frames > limits.max_video_frames:
-        raise MediaTooLarge(
-            f"the video has {header.num_frames:,} frames; the limit is {limits.max_video_frames:,} (--max-video-frames)"
-        )
+    limits.check_length(header.num_frames, header.duration_s)
 
 
 def _check_frames(header: VideoHeader, count: int, limits: DecodeLimits) -> None:

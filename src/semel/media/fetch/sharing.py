@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from semel.errors import MediaStoreUnavailable
+from semel.fairness.circuit_breaker import CircuitBreaker, CircuitOpen
 from semel.media.fetch.responses import ResponseKey, StoredResponse
 
 __all__ = ["LEASE_S", "Download", "ResponseStore", "SharedFetches"]
@@ -65,18 +65,13 @@ class ResponseStore(Protocol):
         """End the lease of a URL."""
 
 
-class _Down(Exception):
-    """The store did not answer, or has not lately."""
-
-
 class SharedFetches:
     """Fetches of one frontend, shared with those of the other frontends that have the same store."""
 
     def __init__(self, store: ResponseStore, is_reusable: Reusable) -> None:
         self._store = store
         self._is_reusable = is_reusable
-        self._paused_until_s: dict[str, float] = {}
-        """By tenant's name: so none notices what another does to the store."""
+        self._breaker = CircuitBreaker(_PATIENCE_S, _PAUSE_S)
         self.hits = 0
         """Fetches that were answered from the store."""
         self.failures = 0
@@ -102,10 +97,10 @@ class SharedFetches:
                     needs_lease = stored is None or stored.freshness.lifetime_s
                     if needs_lease and (new := await self._take_turn(key, found, spend, lease)) is not None:
                         return self._hit(new)
-            except _Down:
+            except CircuitOpen:
                 self.failures += 1
             response = await download(stored)
-            with suppress(_Down):  # what was fetched is good all the same
+            with suppress(CircuitOpen):  # what was fetched is good all the same
                 await self._publish(key, stored, response)
             return response
 
@@ -144,7 +139,7 @@ class SharedFetches:
         return None
 
     async def _end_lease(self, key: ResponseKey) -> None:
-        with suppress(_Down):  # it ends by itself
+        with suppress(CircuitOpen):  # it ends by itself
             await self._ask(key, partial(self._store.end_lease, key))
 
     def _hit(self, response: StoredResponse) -> StoredResponse:
@@ -152,16 +147,7 @@ class SharedFetches:
         return response
 
     async def _ask(self, key: ResponseKey, operation: Callable[[], Awaitable[_T]]) -> _T:
-        """Return what an operation of the store does, in time; raises `_Down` otherwise."""
-        tenant = key[0].name
-        if time.monotonic() < self._paused_until_s.get(tenant, 0.0):
-            raise _Down
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                return await operation()
-        except (MediaStoreUnavailable, TimeoutError):
-            self._paused_until_s[tenant] = time.monotonic() + _PAUSE_S
-            raise _Down from None
+        return await self._breaker.call(key[0].name, operation)
 
 
 def _newer(one: StoredResponse | None, other: StoredResponse | None) -> StoredResponse | None:

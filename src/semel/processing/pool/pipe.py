@@ -33,6 +33,7 @@ from semel.core import (
     Probes,
     Target,
     Tensor,
+    split_options,
     unpack_token_ids,
 )
 from semel.errors import (
@@ -530,7 +531,7 @@ def to_feature(made: Made, payload: memoryview, options: Mapping[str, object] | 
 
 def _origin_of(origin: bytes, options: Mapping[str, object] | None) -> Origin:
     decoded = _origin_decoder.decode(origin)
-    return Origin(decoded.shape, decoded.metadata, dict(options) if options else None)
+    return Origin(decoded.shape, decoded.metadata, dict(split_options(options)[0]) or None)
 
 
 def encode_pieces(item: int, pieces: Pieces) -> ClipPieces:

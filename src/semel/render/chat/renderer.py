@@ -163,5 +163,6 @@ class ChatRequest:
     continue_final_message: bool = False
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     mm_processor_kwargs: Mapping[str, object] = field(default_factory=dict)
+    media_io_kwargs: Mapping[str, Mapping[str, object]] | None = None
     return_media_ids: bool = False
     """True asks for the ids of all items, by which later chats may name them."""

@@ -12,25 +12,26 @@ from typing import Final
 from semel.core import Digest, LruMap, Tenant, hash_parts
 from semel.errors import AmbiguousMedia
 from semel.media.signature import FileKind
+from semel.store.bindings import AMBIGUOUS
 
-__all__ = ["MAX_NAME_CHARS", "MediaNames"]
+__all__ = ["MAX_NAME_CHARS", "MediaNames", "name_key"]
 
 MAX_NAME_CHARS: Final = 256
 _MAX_ENTRIES: Final = 16_384
-_AMBIGUOUS: Final = Digest(bytes(Digest.size))
-"""No content has this id."""
 
 
 class _Memory:
     """The memory of one tenant's media."""
 
-    __slots__ = ("contents", "digests", "names", "pages")
+    __slots__ = ("confirmed", "contents", "digests", "names", "pages")
 
     def __init__(self, max_entries: int) -> None:
         self.contents: LruMap[Digest, FileKind] = LruMap(max_entries)
         self.names: LruMap[bytes, Digest] = LruMap(max_entries)
         self.digests: LruMap[Digest, Digest] = LruMap(max_entries)
         self.pages: LruMap[Digest, int] = LruMap(max_entries)
+        self.confirmed: LruMap[bytes, tuple[Digest, float]] = LruMap(max_entries)
+        """By name: what a store has bound it to as well, and when that was seen."""
 
 
 class MediaNames:
@@ -50,16 +51,29 @@ class MediaNames:
 
     def bind(self, tenant: Tenant, name: str, content: Digest) -> None:
         """Bind a name to a content that a tenant has sent."""
-        names, key = self._memory(tenant).names, _key_of(tenant, name)
+        names, key = self._memory(tenant).names, name_key(tenant, name)
         bound = names.get(key)
-        names.put(key, content if bound in (None, content) else _AMBIGUOUS)
+        names.put(key, content if bound in (None, content) else AMBIGUOUS)
 
     def content(self, tenant: Tenant, name: str, where: str) -> Digest | None:
         """Return the content that a tenant has sent under a name; None if it has sent none, or it is forgotten."""
-        content = self._memory(tenant).names.get(_key_of(tenant, name))
-        if content == _AMBIGUOUS:
+        content = self.bound(tenant, name)
+        if content == AMBIGUOUS:
             raise AmbiguousMedia.of(where, "its uuid was sent with two contents: send the media itself")
         return content
+
+    def bound(self, tenant: Tenant, name: str) -> Digest | None:
+        """Return the content that a name is bound to, which is `AMBIGUOUS` for one that means none."""
+        return self._memory(tenant).names.get(name_key(tenant, name))
+
+    def confirm(self, tenant: Tenant, name: str, content: Digest, now_s: float) -> None:
+        """Remember that a store has bound a name to a content."""
+        self._memory(tenant).confirmed.put(name_key(tenant, name), (content, now_s))
+
+    def is_confirmed(self, tenant: Tenant, name: str, since_s: float) -> bool:
+        """Return whether a store was seen to have bound a name to what it is bound to here."""
+        content, at_s = self._memory(tenant).confirmed.get(name_key(tenant, name)) or (None, 0.0)
+        return content is not None and at_s >= since_s and content == self.bound(tenant, name)
 
     def remember_digest(self, tenant: Tenant, reference: Digest, digest: Digest) -> None:
         """Remember the item of a content, under a processor and options that the reference covers too."""
@@ -83,7 +97,7 @@ class MediaNames:
         return memory
 
 
-def _key_of(tenant: Tenant, name: str) -> bytes:
+def name_key(tenant: Tenant, name: str) -> bytes:
     """32 bytes for a name and the tenant's salt, however long they are; a missing salt is not an empty one."""
     salt = b"" if tenant.salt is None else b"\x01" + tenant.salt.encode(errors="surrogatepass")
     return hash_parts((salt, name.encode(errors="surrogatepass"))).digest()

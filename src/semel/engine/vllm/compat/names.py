@@ -274,6 +274,8 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("multimodal.encoder_budget", "MultiModalBudget", "an encoder's output has its width", "processor"),
     *_of("multimodal.media", "", "videos", "ImageMediaIO", "VideoMediaIO", "MediaConnector(media_io_kwargs)"),
     *_of("multimodal.media", "VideoMediaIO", "videos", "video_loader", "num_frames", "kwargs"),
+    *_of("multimodal.media", "VideoMediaIO", "videos", "merge_kwargs(default_kwargs, runtime_kwargs)"),
+    *_of("multimodal.media", "VideoMediaIO", "videos", "load_base64(media_type, data)"),
     *_of("multimodal.video", "", "videos", "VideoLoader", "decode_video", "get_video_loader_backend_for_processor"),
     *_of(
         "multimodal.video", "VideoLoader", "videos", "_prepare_source(source)", "load_bytes(num_frames)", "read_frames"

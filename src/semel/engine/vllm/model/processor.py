@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
-from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target
+from semel.core import Assembly, AssemblyKind, Feature, Layout, Media, Modality, Target, split_options
 from semel.engine.vllm.compat.versions import check_processor
 from semel.engine.vllm.model.assembly import Assembler
 from semel.engine.vllm.model.header_layouts import HeaderLayouts
@@ -156,19 +157,20 @@ class VllmProcessor:
 
     def process(self, media: Media, options: Mapping[str, object] | None = None) -> Feature:
         """Return the feature of one item; `options` are the request's `mm_processor_kwargs`."""
-        self._check(media, options or {})
+        options, reading = split_options(options)
+        self._check(media, options)
         modality = media.modality
-        decoded = self._decode(media)
-        items, item = self._call(modality, decoded, options or {})
-        layout = self._layout(modality, items, item, options or {})
+        decoded = self._decode(media, reading)
+        items, item = self._call(modality, decoded, options)
+        layout = self._layout(modality, items, item, options)
         pixels, metadata = decoded if isinstance(decoded, tuple) else (decoded, None)
         if modality == "image":
-            self.header_layouts.remember(pixels.size, options or {}, layout)
-        return Feature(modality, to_tensors(item), layout, to_origin(modality, pixels, options or {}, metadata))
+            self.header_layouts.remember(pixels.size, options, layout)
+        return Feature(modality, to_tensors(item), layout, to_origin(modality, pixels, options, metadata))
 
     def lay_out(self, media: Media, options: Mapping[str, object] | None = None) -> Layout:
         """Return the layout of the feature that `process` would make, of an image by its header if that tells it."""
-        self._check(media, options or {})
+        self._check(media, split_options(options)[0])
         if (layout := self.lay_out_header(media, options)) is not None:
             return layout
         return self.process(media, options).layout
@@ -189,14 +191,15 @@ class VllmProcessor:
             raise InvalidRequest(f"this model takes no {media.modality}; it takes {', '.join(self.modalities)}")
         check_options(options, self.family.options, max_value=self.limits.max_image_pixels)
 
-    def _decode(self, media: Media) -> Any:
+    def _decode(self, media: Media, reading: Mapping[str, Any] = MappingProxyType({})) -> Any:
         if media.modality == "image":
             return image_of(media, self.limits)
         if media.modality == "audio":
             rate = self.processor.data_parser.audio_resampler.target_sr
             rate = rate or self.processor.info.get_feature_extractor().sampling_rate
             return decode_audio(media.data, self.limits, sampling_rate=int(rate))
-        return VideoLoader.from_config(self.processor.info.ctx.model_config).load(media.data, self.limits)
+        loader = VideoLoader.from_config(self.processor.info.ctx.model_config, reading)
+        return loader.load(media.data, self.limits)
 
     def _call(self, modality: Modality, decoded: Any, options: Mapping[str, object]) -> tuple[Any, Any]:
         """Return the medium as vLLM parses it, and the item that it makes of it."""

@@ -7,13 +7,14 @@ a function of theirs; here that function is semel's decoder, with its limits (th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, SemelError
-from semel.media import DecodeLimits, VideoHeader, decode_video
+from semel.media import FRAME_LIST, DecodeLimits, FrameReader, VideoHeader, decode_video
+from semel.media.decode.frame_list import MISFIT
 
 __all__ = ["VideoLoader"]
 
@@ -28,18 +29,19 @@ _Decode = Callable[[bytes, _Choose], tuple[VideoHeader, Sequence[int], Any]]
 
 @dataclass(frozen=True, slots=True)
 class VideoLoader:
-    """vLLM's loader of videos for one model, with the options of `--media-io-kwargs`."""
+    """vLLM's loader of videos for one model, with the options of `--media-io-kwargs` and those of a request."""
 
     media_io: Any
 
     @classmethod
-    def from_config(cls, model_config: Any) -> Self:
-        """Return the loader that vLLM takes for this model."""
+    def from_config(cls, model_config: Any, own: Mapping[str, Any] | None = None) -> Self:
+        """Return the loader that vLLM takes for this model; `own` are the `media_io_kwargs` of a request's videos."""
         from vllm.multimodal.media import ImageMediaIO, VideoMediaIO
         from vllm.multimodal.video import get_video_loader_backend_for_processor
         from vllm.transformers_utils.processor import get_video_processor_cls_name
 
-        options = dict(model_config.get_multimodal_config().media_io_kwargs.get("video", {}))
+        configured = model_config.get_multimodal_config().media_io_kwargs.get("video", {})
+        options = VideoMediaIO.merge_kwargs(configured, dict(own or {}))
         if named := get_video_loader_backend_for_processor(get_video_processor_cls_name(model_config)):
             options.setdefault("video_backend", named)
         try:
@@ -56,20 +58,37 @@ class VideoLoader:
             return _PROBE, indices, np.zeros((len(indices), _PROBE.height, _PROBE.width, 3), np.uint8)
 
         try:
-            self._load(b"", decode)
+            self._load(b"", decode, DecodeLimits())
         except (SemelError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise ConfigError(f"--media-io-kwargs: vLLM's loader of videos refuses its options: {error}") from error
 
     def load(self, data: bytes, limits: DecodeLimits) -> tuple[Any, dict[str, Any]]:
         """Return the frames that the model looks at, and what its processor learns about them."""
+        if data.startswith(FRAME_LIST):
+            return self._load_list(data, limits)
 
         def decode(encoded: bytes, choose: _Choose) -> tuple[VideoHeader, Sequence[int], Any]:
             video = decode_video(encoded, limits, choose=choose)
             return video.header, video.indices, video.frames
 
-        return self._load(data, decode)
+        return self._load(data, decode, limits)
 
-    def _load(self, data: bytes, decode: _Decode) -> tuple[Any, dict[str, Any]]:
+    def _load_list(self, data: bytes, limits: DecodeLimits) -> tuple[Any, dict[str, Any]]:
+        """Return the frames of a list, as vLLM takes it: the first `num_frames`."""
+        from vllm.multimodal.media import VideoMediaIO
+
+        reader = FrameReader.of(data, self.media_io.num_frames, limits)
+        options = {"num_frames": self.media_io.num_frames, **self.media_io.kwargs}
+        text = data[len(FRAME_LIST) :].decode("ascii", "replace")
+        try:
+            frames, metadata = VideoMediaIO(reader, **options).load_base64("video/jpeg", text).media
+        except ValueError as error:
+            logger.info("vLLM refuses a list of frames: %r", error)
+            raise InvalidRequest(MISFIT) from None
+        limits.check_length(metadata["total_num_frames"], metadata["duration"])
+        return frames, metadata
+
+    def _load(self, data: bytes, decode: _Decode, limits: DecodeLimits) -> tuple[Any, dict[str, Any]]:
         loader, calls = self.media_io.video_loader, 0
 
         def decoding(
@@ -80,6 +99,7 @@ class VideoLoader:
             wanted: list[int] = []
 
             def choose(header: VideoHeader) -> list[int]:
+                limits.check_rate(header.duration_s, target.fps)
                 wanted[:] = _chosen(kind, _source(kind, header), target, sampling)
                 reads_each_once = backend == "opencv" and not frame_recovery and _reads_as_opencv(kind)
                 return sorted(set(wanted)) if reads_each_once else wanted

@@ -31,6 +31,7 @@ __all__ = [
 MESSAGES_REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     **REFUSED,
     "container": ((), "nothing runs here; offer a tool, and run it"),
+    "media_io_kwargs": (({},), "it is for videos, which a message here does not have"),
     "mcp_servers": (([],), "nothing runs here; offer the server's tools, and call them"),
 }
 """Fields that are refused by name, as in `REFUSED`."""

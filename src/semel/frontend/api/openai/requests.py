@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from semel.core import AnswerParsing
+from semel.core import MEDIA_IO, AnswerParsing
 from semel.core.token_limits import check_tokens_left
 from semel.errors import InvalidRequest
 from semel.frontend.api.openai.structured_outputs import (
@@ -24,6 +24,7 @@ from semel.frontend.api.openai.structured_outputs import (
 from semel.frontend.api.openai.tools import Tool, ToolChoice, chosen
 from semel.frontend.api.shared.faults import FORMS
 from semel.frontend.api.shared.fields import Ignored
+from semel.frontend.api.shared.media_options import MediaIo
 from semel.frontend.api.shared.request_base import (
     Biases,
     Count,
@@ -99,6 +100,12 @@ _MAX_CHOSEN_LOGPROBS: Final = 4_096
 _MAX_SEQUENCES: Final = 256
 """Maximum of prompts times `n` in one request: each is a sequence in the engine (threats S21)."""
 
+_NOT_OF_PROCESSORS: Final = {
+    MEDIA_IO: "is a field of its own",
+    "use_audio_in_video": "is not supported: it puts a clip and a video into the same positions of a prompt, which "
+    "share no embeddings there; send the sound as an item of its own",
+}
+
 _Pattern = Annotated[int, Field(ge=0, le=256)]
 _Repeats = Annotated[int, Field(ge=0, le=1_024)]
 
@@ -133,9 +140,12 @@ class _Chat(OwnedRequest):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
+    media_io_kwargs: MediaIo | None = None
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
+        if self.mm_processor_kwargs:
+            _check_processor_options(self.mm_processor_kwargs)
         if self.tools or self.chat_template_kwargs:
             both = [[tool.for_template() for tool in self.tools or ()], self.chat_template_kwargs]
             check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
@@ -150,6 +160,7 @@ class _Chat(OwnedRequest):
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.template_kwargs(),
             mm_processor_kwargs=self.mm_processor_kwargs,
+            media_io_kwargs=None if self.media_io_kwargs is None else self.media_io_kwargs.options(),
             return_media_ids=return_media_ids,
         )
 
@@ -240,6 +251,13 @@ class _Sampled(OwnedRequest, Ignored):
             usage,
             running_usage=usage and options is not None and bool(options.continuous_usage_stats),
         )
+
+
+def _check_processor_options(options: Mapping[str, object]) -> None:
+    """Refuse by name what is no option here of any processor."""
+    for name, reason in _NOT_OF_PROCESSORS.items():
+        if options.get(name):
+            raise InvalidRequest.of(f"mm_processor_kwargs.{name}", reason)
 
 
 class ChatCompletionRequest(_Chat, _Sampled):

@@ -71,8 +71,9 @@ _FIELDS: Final[Mapping[str, str]] = {
 }
 _SAME: Final = (
     *("cache_salt", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "include_reasoning"),
-    *("include_stop_str_in_output", "logit_bias", "min_p", "mm_processor_kwargs", "model", "parallel_tool_calls"),
-    *("presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens", "stop"),
+    *("include_stop_str_in_output", "logit_bias", "media_io_kwargs", "min_p", "mm_processor_kwargs", "model"),
+    *("parallel_tool_calls", "presence_penalty", "priority", "repetition_penalty", "request_id", "seed"),
+    *("skip_special_tokens", "stop"),
     *("return_media_ids", "stop_token_ids", "stream", "structured_outputs", "temperature", "top_k", "top_p"),
 )
 """Fields that a chat has under the same name."""
@@ -147,6 +148,7 @@ class ResponsesRequest(OwnedRequest):
     include_reasoning: bool = True
     include_stop_str_in_output: bool | None = None
     logit_bias: Biases | None = None
+    media_io_kwargs: dict[str, Any] | None = None
     min_p: float | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     presence_penalty: float | None = None

@@ -54,7 +54,6 @@ REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "guided_whitespace_pattern": ((), "use structured_outputs"),
     "kv_transfer_params": ((), "where prefixes travel is not a client's to say"),
     "length_penalty": ((1, 1.0), "there is no beam search"),
-    "media_io_kwargs": (({},), "how media are read is the operator's to say"),
     "mm_payload": (("tensors",), "ask for tensors with the header Accept: application/x-safetensors"),
     "modalities": ((["text"],), "answers are text"),
     "prompt_embeds": ((), "send text or tokens"),

@@ -6,6 +6,7 @@ It sends bytes and returns bytes: the time excludes making a body and parsing a 
 from __future__ import annotations
 
 import asyncio
+import io
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -15,11 +16,15 @@ import aiohttp
 
 from semel.errors import ServiceError
 
-__all__ = ["CHAT", "GENERATE", "RENDER", "Answer", "Client"]
+__all__ = ["CHAT", "GENERATE", "RENDER", "RESPONSES", "Answer", "Client"]
 
 CHAT: Final = "/v1/chat/completions"
 RENDER: Final = "/v1/chat/completions/render"
+RESPONSES: Final = "/v1/responses"
 GENERATE: Final = "/inference/v1/generate"
+
+_LARGE: Final = 1 << 20
+"""Over it aiohttp wants to send a body in pieces."""
 
 _TIMEOUT_S: Final = 120.0
 _JSON: Final = {"Content-Type": "application/json"}
@@ -61,8 +66,9 @@ class Client:
         """Post a body; return the response, whatever its status."""
         assert self._session is not None
         headers = _JSON | {"Accept": accept}
+        data = io.BytesIO(body) if len(body) > _LARGE else body
         began = perf_counter()
-        async with self._session.post(f"{self.url}{path}", data=body, headers=headers) as response:
+        async with self._session.post(f"{self.url}{path}", data=data, headers=headers) as response:
             body = await response.read()
         return Answer(response.status, body, perf_counter() - began)
 

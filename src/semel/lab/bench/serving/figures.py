@@ -54,6 +54,7 @@ LIMITS: Final[dict[str, Limit]] = {
     "agent: per image of history, data URLs": Limit("ratio", "at most", 0.15),
     "agent: per image of history, by reference, next to the engine in process": Limit("ratio", "at most", 1.3),
     "agent: bytes sent, by reference": Limit("ratio", "at most", 0.05),
+    "agent: bytes sent, previous_response_id": Limit("ratio", "at most", 0.05),
     "agent: images not decoded, preprocessed and encoded once": Limit("semel", "at most", 0.0),
     "evicted: 1024, what the eviction adds": Limit("ratio", "at most", 0.05),
     "evicted: HD, what the eviction adds": Limit("ratio", "at most", 0.05),
@@ -61,6 +62,8 @@ LIMITS: Final[dict[str, Limit]] = {
     "restart: HD, what the restart adds": Limit("semel", "at most", 10.0),
     "restart: a fetch and its copies, mean": Limit("semel", "at most", 10.0),
     "restart: encodes of published images": Limit("semel", "at most", 0.0),
+    "video: what a repeat adds": Limit("ratio", "at most", 0.10),
+    "video: decodes for five questions": Limit("semel", "at most", 1.0),
     "memory: all processes (PSS)": Limit("ratio", "at most", 1.3),
     "memory: how far off the prediction is": Limit("semel", "at most", 10.0),
 }

@@ -13,7 +13,7 @@ from typing import Any
 import pybase64
 from PIL import Image
 
-__all__ = ["Images", "Size", "chat", "image_part", "text_part"]
+__all__ = ["Images", "Size", "chat", "image_part", "media_part", "text_part"]
 
 _CELL = 1_024 / 88  # pixels of the image per pixel of noise: a JPEG of 1024×1024 has about 260 KB
 _QUALITY = 90
@@ -23,6 +23,7 @@ class Size(Enum):
     """The size of an image: width and height."""
 
     SMALL = (112, 112)
+    MEDIUM = (448, 448)
     SQUARE = (1_024, 1_024)
     HD = (1_920, 1_080)
 
@@ -48,8 +49,13 @@ class Images:
 
 def image_part(data: bytes, kind: str = "jpeg") -> dict[str, Any]:
     """Return an image as part of a message."""
-    url = f"data:image/{kind};base64,{pybase64.b64encode(data).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return media_part("image", data, kind)
+
+
+def media_part(modality: str, data: bytes, kind: str) -> dict[str, Any]:
+    """Return a medium as part of a message."""
+    url = f"data:{modality}/{kind};base64,{pybase64.b64encode(data).decode()}"
+    return {"type": f"{modality}_url", f"{modality}_url": {"url": url}}
 
 
 def text_part(text: str) -> dict[str, Any]:

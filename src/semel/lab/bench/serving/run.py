@@ -37,10 +37,22 @@ from semel.lab.bench.serving.scenarios.restart import restart, restart_flags, ru
 from semel.lab.bench.serving.scenarios.rollouts import rollouts
 from semel.lab.bench.serving.scenarios.saturation import saturation
 from semel.lab.bench.serving.scenarios.sources import sources
+from semel.lab.bench.serving.scenarios.video import video
 from semel.lab.bench.serving.servers import Launch, Server, door_server, semel_server, vllm_server
 from semel.vllm_plugin.levels import parse_levels
 
-__all__ = ["SCENARIOS", "Options", "Running", "Scenario", "Transport", "measure", "run", "running", "running_semel"]
+__all__ = [
+    "SCENARIOS",
+    "Options",
+    "Running",
+    "Scenario",
+    "Transport",
+    "make_launch",
+    "measure",
+    "run",
+    "running",
+    "running_semel",
+]
 
 Transport = Literal["ipc", "tcp"]
 Scenario = Callable[[Bench], Awaitable[list[Row]]]
@@ -55,6 +67,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "repeats": repeats,
     "rollouts": rollouts,
     "pages": pages,
+    "video": video,
     "evicted": evicted,
     "generate": generate,
     "render": render,
@@ -185,7 +198,7 @@ async def running(options: Options, names: Sequence[str], tell: Tell) -> AsyncIt
     """Both servers as long as the block runs: started here for these scenarios, or running elsewhere."""
     with tempfile.TemporaryDirectory(prefix="semel-bench-", ignore_cleanup_errors=True) as scratch:
         async with AsyncExitStack() as outer, AsyncExitStack() as inner:
-            launch = None if options.are_elsewhere() else await _launch(options, Path(scratch), outer, tell)
+            launch = None if options.are_elsewhere() else await make_launch(options, Path(scratch), outer, tell)
             tell("starting the servers", 0, 1)
             servers = await _servers(options, launch, outer, inner, names)
             sides = await _clients(options, servers, inner)
@@ -205,7 +218,7 @@ async def running_semel(options: Options, own_flags: Sequence[str], tell: Tell) 
     """semel's server alone, started here with these flags of its own."""
     with tempfile.TemporaryDirectory(prefix="semel-bench-", ignore_cleanup_errors=True) as scratch:
         async with AsyncExitStack() as stack:
-            launch = await _launch(options, Path(scratch), stack, tell)
+            launch = await make_launch(options, Path(scratch), stack, tell)
             tell("starting the server", 0, 1)
             launch = replace(launch, semel_flags=(*launch.semel_flags, *own_flags))
             yield await stack.enter_async_context(semel_server(launch))
@@ -284,7 +297,8 @@ async def _clients(options: Options, servers: Pair[Server], stack: AsyncExitStac
     return Pair(Side(servers.semel, mine), Side(servers.vllm, theirs))
 
 
-async def _launch(options: Options, scratch: Path, stack: AsyncExitStack, tell: Tell) -> Launch:
+async def make_launch(options: Options, scratch: Path, stack: AsyncExitStack, tell: Tell) -> Launch:
+    """Return how both sides are started; without a model that is named, a tiny one is made."""
     flags = COMMON_FLAGS if set(_BY_NAME) & set(options.only) else ()
     own: tuple[str, ...] = SEMEL_FLAGS if "evicted" in options.only else ()
     if "restart" in options.only:

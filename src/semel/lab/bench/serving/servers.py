@@ -37,6 +37,7 @@ __all__ = [
     "more_frontends",
     "role_of",
     "semel_server",
+    "storing_frontend",
     "vllm_again",
     "vllm_server",
     "vllm_with_two_frontends",
@@ -244,6 +245,16 @@ async def more_frontends(launch: Launch, count: int) -> AsyncIterator[Server]:
         urls = tuple(server.url for server in servers)
         roots = tuple(root for server in servers for root in server.roots)
         yield Server(urls, roots, servers[0].counts)
+
+
+@asynccontextmanager
+async def storing_frontend(launch: Launch) -> AsyncIterator[Server]:
+    """Another frontend for the worker of a `semel serve`, which stores responses; so no other figure has a store."""
+    command = [*_PYTHON, "semel", "frontend", launch.model, "--worker", launch.worker_address, "--drain-delay-s", "0"]
+    command += ["--fleet-key-file", str(launch.key_file)]
+    command += ["--media-store", str(launch.scratch / "media"), "--store-responses"]
+    async with _started(launch, "responses", command, ready="/ready") as server:
+        yield server
 
 
 async def _make_key(path: Path) -> None:

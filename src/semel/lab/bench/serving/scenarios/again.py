@@ -21,7 +21,7 @@ from semel.lab.bench.serving.images import Size, chat, image_part, text_part
 from semel.lab.bench.serving.stages import scrape, stage_rows
 from semel.lab.bench.serving.statistics import added, added_beyond, added_ratio
 
-__all__ = ["again", "again_next_to_engine"]
+__all__ = ["added_row", "again", "again_next_to_engine"]
 
 _QUESTION: Final = "What is this?"
 _SIZES: Final = {"1024": Size.SQUARE, "HD": Size.HD}
@@ -46,7 +46,7 @@ async def again(bench: Bench) -> list[Row]:
         turns = await bench.turns(what, ask, turns=bench.effort.short_turns, warming=_WARMING)
         floor, whole = _parts(turns)
         rows.append(compared(f"again: {name}, latency", "ms", whole))
-        rows.append(_added(f"again: {name}, what the image adds", whole, floor))
+        rows.append(added_row(f"again: {name}, what the image adds", whole, floor))
         if texts is not None:
             rows += await _spent(bench, name, body, series(texts, "serving CPU"))
     return rows
@@ -60,7 +60,7 @@ async def _spent(bench: Bench, name: str, body: bytes, texts: Pair[list[float]])
     after = await scrape(bench.sides.semel.client)
     return [
         *block_rows(f"again: {name}, {{}}", repeats, ("CPU time of all processes", "serving CPU")),
-        _added(f"again: {name}, serving CPU that the image adds", series(repeats, "serving CPU"), texts),
+        added_row(f"again: {name}, serving CPU that the image adds", series(repeats, "serving CPU"), texts),
         *stage_rows(f"again: {name}, stage", before, after),
     ]
 
@@ -85,7 +85,7 @@ async def again_next_to_engine(bench: Bench, client: Client, engine: Floor) -> l
         turns = await take_turns(Pair(ask_semel, ask_engine), ask, turns=_WARMING + count)
         floor, whole = _parts(Pair(turns.semel[_WARMING:], turns.vllm[_WARMING:]))
         beyond = added_beyond(whole.semel, floor.semel, whole.vllm, floor.vllm)
-        rows.append(_added(f"again: {name}, what the image adds, next to the engine in process", whole, floor))
+        rows.append(added_row(f"again: {name}, what the image adds, next to the engine in process", whole, floor))
         rows.append(Row(f"again: {name}, what the image adds beyond the engine in process", "ms", beyond))
     return rows
 
@@ -98,7 +98,7 @@ def _parts(turns: Pair[list[tuple[float, float]]]) -> tuple[Pair[list[float]], P
     return texts, repeats
 
 
-def _added(name: str, whole: Pair[list[float]], floor: Pair[list[float]]) -> Row:
+def added_row(name: str, whole: Pair[list[float]], floor: Pair[list[float]]) -> Row:
     """Return a row of what `whole` adds to its floor, on both sides."""
     return Row(
         name,

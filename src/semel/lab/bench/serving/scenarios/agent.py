@@ -1,8 +1,10 @@
 """An agent that looks at a screen in every turn, and sends its whole conversation each time.
 
-Three conversations grow side by side: with data URLs at bare vLLM, with data URLs at semel, and at semel through
-`semel.openai`, which sends a screen once and names it afterwards. The time to the first token then grows with every
-screen of the history; the slope says by how much. An answer has one token, so its latency is that time.
+Four conversations grow side by side: with data URLs at bare vLLM, with data URLs at semel, at semel through
+`semel.openai`, which sends a screen once and names it afterwards, and on Responses at a frontend of semel's that stores
+them: there a turn is a new screen and `previous_response_id`, and the client any. The time to the first token then
+grows with every screen of the history; the slope says by how much. An answer has one token, so its latency is that
+time.
 
 The floor is vLLM's engine in process (`floor`), which gets the same prompts rendered: no server can be faster. It has
 an engine of its own, so it runs after vLLM's server has ended, in turns with semel.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -19,13 +22,13 @@ from typing import Any, Final, Protocol
 from semel.errors import ConfigError, ServiceError
 from semel.lab.bench.serving.alternate import Pair, take_turns
 from semel.lab.bench.serving.bench import Bench, Side
-from semel.lab.bench.serving.client import CHAT, Client
+from semel.lab.bench.serving.client import CHAT, RESPONSES, Client
 from semel.lab.bench.serving.figures import Row, compared, counted, grown
 from semel.lab.bench.serving.floor import Floor
 from semel.lab.bench.serving.images import chat, image_part, text_part
 from semel.lab.bench.serving.procfs import cpu_s
 from semel.lab.bench.serving.screens import Screens
-from semel.lab.bench.serving.servers import Server
+from semel.lab.bench.serving.servers import Launch, Server, storing_frontend
 from semel.lab.bench.serving.statistics import slope_of
 from semel.lab.bench.serving.work import Work, work_of
 
@@ -37,6 +40,7 @@ __all__ = [
     "agent_rows",
     "by_reference",
     "compare_with_engine",
+    "continued",
     "inline",
     "turns_that_fit",
 ]
@@ -131,6 +135,29 @@ def by_reference(client: Client) -> _Asks:
     return ask
 
 
+def continued(client: Client) -> _Asks:
+    """Sends of each request only the last message, and the id of the response before."""
+    previous: str | None = None
+
+    async def ask(body: bytes) -> Look:
+        nonlocal previous
+        chat = json.loads(body)
+        image, text = chat["messages"][-1]["content"]
+        content = [
+            {"type": "input_image", "image_url": image["image_url"]["url"]},
+            {"type": "input_text", "text": text["text"]},
+        ]
+        fields = {"input": [{"role": "user", "content": content}], "previous_response_id": previous}
+        options = {"mm_processor_kwargs": chat["mm_processor_kwargs"]} if "mm_processor_kwargs" in chat else {}
+        request = json.dumps({**fields, **options, "temperature": 0.0, "max_output_tokens": 1}).encode()
+        answer = await client.must(RESPONSES, request)
+        read = json.loads(answer.body)
+        previous = read["id"]
+        return Look(answer.seconds * 1e3, len(request), int(read["usage"]["input_tokens"]))
+
+    return ask
+
+
 def _prompt_tokens(answer: bytes) -> int:
     return int(json.loads(answer)["usage"]["prompt_tokens"])
 
@@ -141,24 +168,46 @@ def turns_that_fit(max_tokens: int, first: int, second: int) -> int:
 
 
 async def agent(bench: Bench) -> list[Row]:
-    """Hold all three conversations, turn by turn; vLLM with the door takes no references."""
+    """Hold all conversations, turn by turn. vLLM with the door takes no references, servers elsewhere store nothing."""
+    async with AsyncExitStack() as stack:
+        storing = None
+        if bench.launch is not None and not bench.sides.semel.has_door:
+            bench.tell("starting a frontend that stores responses", 0, 1)
+            storing = await _storing(bench.launch, bench.sides.semel.server, stack)
+        return await _agent(bench, storing)
+
+
+async def _storing(launch: Launch, semel: Server, stack: AsyncExitStack) -> Side:
+    """Start a frontend that stores responses; of its side are also the processes of semel's server, with the worker."""
+    server = await stack.enter_async_context(storing_frontend(launch))
+    client = await stack.enter_async_context(Client(server.url))
+    return Side(replace(semel, urls=server.urls, roots=(*semel.roots, *server.roots)), client)
+
+
+async def _agent(bench: Bench, storing: Side | None) -> list[Row]:
     turns = await _turns(bench)
     semel, vllm = bench.sides.semel, bench.sides.vllm
     asks = {"vllm": inline(vllm.client), "inline": inline(semel.client)}
     if not semel.has_door:
         asks["reference"] = by_reference(semel.client)
+    if storing is not None:
+        asks["continued"] = continued(storing.client)
+        await asks["continued"](_talk(bench, 8).next())  # its caches are cold; the conversation begins anew
+        asks["continued"] = continued(storing.client)
     talks = {name: _talk(bench, number + 4 * semel.has_door) for number, name in enumerate(asks)}
     ways = list(asks)[1:]
 
     async def look(side: Side, turn: int) -> dict[str, Look]:
         names = ["vllm"] if side is vllm else ways if turn % 4 < 2 else ways[::-1]
-        return {name: await _counted(asks[name], talks[name].next(), bench, side) for name in names}
+        sides = {name: storing if name == "continued" and storing is not None else side for name in names}
+        return {name: await _counted(asks[name], talks[name].next(), bench, sides[name]) for name in names}
 
     looks = await bench.turns("an agent's turns", look, turns=turns, warming=0)
     return agent_rows(
         [look["vllm"] for look in looks.vllm],
         [look["inline"] for look in looks.semel],
         [look["reference"] for look in looks.semel if "reference" in look],
+        [look["continued"] for look in looks.semel if "continued" in look],
     )
 
 
@@ -190,12 +239,15 @@ async def _counted(ask: _Asks, body: bytes, bench: Bench, side: Side) -> Look:
     return replace(look, work=(await work_of(bench, side)).since(before), cpu_ms=spent_ms)
 
 
-def agent_rows(vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look] = ()) -> list[Row]:
+def agent_rows(
+    vllm: Sequence[Look], inline: Sequence[Look], reference: Sequence[Look] = (), continued: Sequence[Look] = ()
+) -> list[Row]:
     """Return the figures of conversations with equally many turns."""
     turns = len(vllm)
     whole = f"{turns} turns"
     theirs = _latencies(vllm)
-    ways = [(name, looks) for name, looks in (("data URLs", inline), ("by reference", reference)) if looks]
+    named = {"data URLs": inline, "by reference": reference, "previous_response_id": continued}
+    ways = [(name, looks) for name, looks in named.items() if looks]
     rows = [
         grown(f"agent: per image of history, {name}", "ms", Pair(_latencies(looks), theirs)) for name, looks in ways
     ]
