@@ -28,9 +28,9 @@ class Client:
 
 
 CLIENTS: Final = (
-    Client("openai", "3.49.0", "openai", semel_only=("files",)),
+    Client("openai", "3.49.0", "openai", semel_only=("files", "documents")),
     Client("openai-agents", "0.24.0", "agents"),
-    Client("anthropic", "2.8.0", "anthropic"),
+    Client("anthropic", "2.8.0", "anthropic", semel_only=("documents",)),
     Client("langchain-openai", "1.7.3", "langchain"),
     Client("llama-index-llms-openai-like", "0.8.1", "llama_index"),
     Client("litellm", "1.104.0", "litellm"),

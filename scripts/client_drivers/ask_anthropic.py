@@ -3,7 +3,7 @@
 from typing import Any
 
 import anthropic
-from driver import LONG, QUESTION, SCHEMA, TEXT, TOKENS, png_base64, server, tell, user
+from driver import LONG, QUESTION, SCHEMA, TEXT, TOKENS, pdf_base64, png_base64, server, tell, user
 
 SERVER = server()
 CLIENT = anthropic.Anthropic(base_url=SERVER.url, api_key="none", max_retries=0, timeout=120)
@@ -21,6 +21,22 @@ def streamed() -> Any:
         return {"joined": text, "final": stream.get_final_message()}
 
 
+def documents() -> Any:
+    """Ask about a PDF, which bare vLLM does not take."""
+    source = {"type": "base64", "media_type": "application/pdf", "data": pdf_base64()}
+
+    def ask(**options: Any) -> Any:
+        document = {"type": "document", "source": source, **options}
+        return create(messages=user([document, {"type": "text", "text": QUESTION}]))
+
+    first, again, one = ask(), ask(title="two.pdf"), ask(page_range="2", dpi=100)
+    return {
+        "answered": bool(first.content[0].text),
+        "a title is text": again.usage.input_tokens > first.usage.input_tokens,
+        "one page": bool(one.content[0].text),
+    }
+
+
 def main() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png_base64()}}
     tell("messages", "text", lambda: create(messages=user(TEXT), system="Be brief."))
@@ -31,6 +47,7 @@ def main() -> None:
     tell("messages", "tools", lambda: create(messages=user(TEXT), **call))
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     tell("messages", "structured", lambda: create(messages=user(TEXT), max_tokens=LONG, output_config=form))
+    tell("documents", "image", documents)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,25 @@
 """`openai`: chats, responses, files."""
 
+import base64
 from typing import Any
 
 import openai
-from driver import FORMAT, LONG, QUESTION, SCHEMA, TEXT, TOKENS, TOOL, data_url, image_parts, png, server, tell, user
+from driver import (
+    FORMAT,
+    LONG,
+    QUESTION,
+    SCHEMA,
+    TEXT,
+    TOKENS,
+    TOOL,
+    data_url,
+    image_parts,
+    pdf_base64,
+    png,
+    server,
+    tell,
+    user,
+)
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 SERVER = server()
@@ -76,7 +92,34 @@ def files() -> None:
     tell("files", "image", upload)
 
 
+def documents() -> None:
+    """Only semel takes PDFs."""
+    url = f"data:application/pdf;base64,{pdf_base64()}"
+    question = {"type": "text", "text": QUESTION}
+
+    def chat(**file: Any) -> Any:
+        return CLIENT.chat.completions.create(**CHAT, messages=user([{"type": "file", "file": file}, question]))
+
+    def respond(**file: Any) -> Any:
+        content = [{"type": "input_file", **file}, {"type": "input_text", "text": QUESTION}]
+        return CLIENT.responses.create(**RESPONSE, input=user(content))
+
+    def ask() -> Any:
+        file = CLIENT.files.create(file=("two.pdf", base64.b64decode(pdf_base64())), purpose="user_data")
+        whole = chat(filename="two.pdf", file_data=url).choices[0].message.content
+        return {
+            "chat by id": chat(file_id=file.id).choices[0].message.content == whole,
+            "responses": respond(filename="two.pdf", file_data=url).output_text == whole,
+            "responses by id": respond(file_id=file.id).output_text == whole,
+            "one page": bool(chat(file_data=url, page_range="2", dpi=100).choices[0].message.content),
+            "deleted": CLIENT.files.delete(file.id).deleted,
+        }
+
+    tell("documents", "image", ask)
+
+
 if __name__ == "__main__":
     chats()
     responses()
     files()
+    documents()

@@ -70,6 +70,18 @@ def data_url() -> str:
     return f"data:image/png;base64,{png_base64()}"
 
 
+def pdf_base64() -> str:
+    """Return a document of two pages, whose cross-reference table the reader has to make."""
+    pages = b"".join(
+        b"%d 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 60 %d]/Contents 5 0 R>>endobj\n" % (number, 40 + number)
+        for number in (3, 4)
+    )
+    head = b"%PDF-1.7\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n"
+    head += b"2 0 obj<</Type/Pages/Count 2/Kids[3 0 R 4 0 R]>>endobj\n"
+    drawn = b"5 0 obj<</Length 25>>stream\n1 0 0 rg 10 10 30 20 re f\nendstream endobj\n"
+    return base64.b64encode(head + pages + drawn + b"trailer<</Root 1 0 R>>\n%%EOF").decode()
+
+
 def user(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 

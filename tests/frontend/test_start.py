@@ -61,11 +61,11 @@ class Started:
 
 
 @asynccontextmanager
-async def started(folder: Path, home: Path, target: Target, *flags: str) -> AsyncIterator[Started]:
+async def started(folder: Path, home: Path, target: Target, *flags: str, images: int = 2) -> AsyncIterator[Started]:
     """`semel frontend` at a worker whose contract has this target and takes images, but no audio."""
     key = create_key(home / "key")
     fingerprint = compose_pipeline(folder, target, Key(bytes(32))).fingerprint
-    contract = replace(CONTRACT, fingerprint=fingerprint, target=target, max_items={"image": 2, "audio": 0})
+    contract = replace(CONTRACT, fingerprint=fingerprint, target=target, max_items={"image": images, "audio": 0})
     address = f"ipc://{home}/s/w.sock"
     path = memory_path(address)
     assert path is not None

@@ -8,18 +8,18 @@ import pytest
 from PIL import Image
 
 from semel.media.decode import image
-from semel.media.signature import SIGNATURE_BYTES, modality_of
+from semel.media.signature import SIGNATURE_BYTES, kind_of
 
 
 @pytest.mark.parametrize("kind", image.FORMATS)
 def test_every_format_of_images_that_is_decoded_is_known(kind: str) -> None:
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, kind)
-    assert modality_of(file.getvalue()[:SIGNATURE_BYTES]) == "image"
+    assert kind_of(file.getvalue()[:SIGNATURE_BYTES]) == "image"
 
 
 @pytest.mark.parametrize(
-    ("head", "modality"),
+    ("head", "kind"),
     [
         (b"RIFF\0\0\0\0WAVE", "audio"),
         (b"fLaC\0\0\0\x22", "audio"),
@@ -33,10 +33,10 @@ def test_every_format_of_images_that_is_decoded_is_known(kind: str) -> None:
         (b"\x1aE\xdf\xa3", "video"),
         (b"RIFF\0\0\0\0AVI ", "video"),
         (b"RIFF\0\0\0\0ACON", None),
-        (b"%PDF-1.7", None),
+        (b"%PDF-1.7", "document"),
         (b"", None),
         (b"{}", None),
     ],
 )
-def test_files_are_known_by_their_first_bytes(head: bytes, modality: str | None) -> None:
-    assert modality_of(head) == modality
+def test_files_are_known_by_their_first_bytes(head: bytes, kind: str | None) -> None:
+    assert kind_of(head) == kind

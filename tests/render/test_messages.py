@@ -102,7 +102,7 @@ def test_sources_are_listed_in_the_order_of_the_messages() -> None:
         ),
         (
             [{"role": "user", "content": "a"}, {"role": "user", "content": ["b", {"type": "image_embeds"}]}],
-            "messages[1].content[1]: type 'image_embeds' is not supported: use one of audio_url, file, image",
+            "messages[1].content[1]: type 'image_embeds' is not supported: use one of audio_url, document, file",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],

@@ -12,7 +12,8 @@ import av
 import numpy as np
 from PIL import Image
 
-from semel.core import Media, Modality
+from semel.core import Media, Modality, Page
+from tools.fuzz.pdf import seeds
 
 _RATE: Final = 16_000
 _CLIPS: Final = (
@@ -66,6 +67,11 @@ def specimens() -> list[Specimen]:
         ("video", _videos()),
     )
     return [Specimen(name, Media(modality, data)) for modality, files in kinds for name, data in files]
+
+
+def documents() -> list[Specimen]:
+    """Documents, of which a page is an image."""
+    return [Specimen(f"pdf {name}", Media("image", data, page=Page(1, 36))) for name, data in seeds().items()]
 
 
 def encode_image(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

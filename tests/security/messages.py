@@ -7,7 +7,8 @@ from typing import Final
 
 _N: Final = r"[\d,]+"
 _ITEM: Final = "(?:image|audio|video)"
-_SIZE: Final = r"the (?:image|video) is \d+×\d+"
+_SUBJECT: Final = rf"(?:the (?:{_ITEM}|document)|page {_N} of the document)"
+_SIZE: Final = r"the (?:image|video|document's page \d+ at \d+ dpi) is \d+×\d+"
 _FRAME: Final = r"frame \d+ of the list"
 _SMALLER: Final = "send a smaller one"
 _SMALLER_VIDEO: Final = "send a shorter or a smaller one"
@@ -22,6 +23,12 @@ _OURS: Final = tuple(
         "the image has samples of 32 bits, which viewers show differently; save it with 8 bits",
         rf"the (?:clip|video) \({_N} bytes\) does not decode; send a complete file",
         r"the (?:clip|video) has a codec that is not accepted; send [\w., ]+",
+        rf"the document \({_N} bytes\) does not open; send a complete PDF file",
+        "the document has no pages",
+        "the document is encrypted: send it without a password",
+        rf"page {_N} of the document is damaged or missing; send a complete PDF file",
+        rf"page {_N} of the document is over {_N} pixels long at {_N} dpi: lower its dpi",
+        rf"page {_N} of the document has no area",
         "the clip has no samples",
         "the clip has samples that are no numbers, or far beyond full scale",
         rf"the clip has {_N} samples a second; (?:it needs|the limit is) {_N}",
@@ -46,8 +53,8 @@ _OURS: Final = tuple(
         rf"the {_ITEM} is too small or too short for this model to see anything of it",
         rf"the model's processor refused the {_ITEM}; check its proportions and `mm_processor_kwargs`",
         rf"the media needs more memory than the limit of {_N} bytes \(--max-processing-memory-gb\); {_SMALLER}",
-        rf"preprocessing the {_ITEM} takes longer than the limit of [\d.]+ s \(--max-processing-s\); {_SMALLER}",
-        rf"the {_ITEM} crashes the process that decodes it; send it in another format",
+        rf"preprocessing {_SUBJECT} takes longer than the limit of [\d.]+ s \(--max-processing-s\); {_SMALLER}",
+        rf"{_SUBJECT} crashes the process that decodes it; send it in another format",
     )
 )
 

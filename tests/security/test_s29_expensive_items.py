@@ -112,10 +112,10 @@ def test_the_header_tells_the_tokens_of_the_layout(
 ) -> None:
     processor = HfProcessor.load(tiny("qwen2-vl"), TARGET)
     media = picture(*size)
-    tokens = tokens_from_header(processor.processor, media.data, options)
+    tokens = tokens_from_header(processor.processor, media, options)
     assert tokens == len(processor.process(media, options).layout.token_ids)
-    assert tokens_from_header(object(), media.data, options) is None
-    assert tokens_from_header(processor.processor, b"no image", options) is None
+    assert tokens_from_header(object(), media, options) is None
+    assert tokens_from_header(processor.processor, Media("image", b"no image"), options) is None
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_options_that_a_header_is_asked_with_do_not_reach_other_requests(tiny: F
     processor = HfProcessor.load(tiny("idefics3"), TARGET).processor
     options, arguments = {"do_image_splitting": False}, processor.valid_processor_kwargs
     before = deepcopy(arguments._defaults)
-    assert tokens_from_header(processor, picture(640, 480).data, options) is not None
+    assert tokens_from_header(processor, picture(640, 480), options) is not None
     assert arguments._defaults == before
     processor._get_num_multimodal_tokens(image_sizes=[(480, 640)], **options)  # the control
     assert arguments._defaults != before
@@ -137,7 +137,7 @@ def test_a_generic_model_tells_its_tokens_from_the_header_too(tiny: Folder) -> N
     processor = load_processor("auto", tiny("paddleocr-vl"), Target("float32"))
     media = picture(640, 480)
     tokens = len(processor.process(media).layout)
-    assert tokens_from_header(processor.hf_processor, media.data, {}) is None
+    assert tokens_from_header(processor.hf_processor, media, {}) is None
     check_header(processor, media, {}, max_tokens=tokens + 1)
     with pytest.raises(PromptTooLong, match=f"{tokens:,} tokens"):
         check_header(processor, media, {}, max_tokens=tokens)

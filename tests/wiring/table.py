@@ -51,6 +51,7 @@ FRONTEND: Final[Mapping[str, Seen]] = {
             "media-store-ttl-s",
             "test_a_medium_over_a_limit_is_refused": "max-image-pixels min-image-side max-video-s max-video-frames "
             "max-video-pixels",
+            "test_a_document_over_a_limit_is_refused": "max-document-pages max-document-bytes max-document-dpi",
             "test_the_pool_has_its_processes_with_their_memory": "preprocessing-processes max-processing-memory-gb",
             "test_the_feature_cache_is_in_the_process_and_of_its_size": "feature-cache feature-cache-gb",
             "test_a_body_over_a_limit_is_refused": "max-body-bytes max-body-values max-body-text-bytes",

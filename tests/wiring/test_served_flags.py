@@ -28,6 +28,7 @@ from PIL import Image
 
 from semel.core import Key
 from semel.engine.vllm.compat.internals import GUARDED_WORKER, SCHEDULER
+from semel.lab.testing.pdf import page_of, pdf
 from semel.settings.secrets import create_key
 from semel.sizing import usable_cores
 from semel.wire.messages import Status
@@ -155,6 +156,11 @@ def image(width: int = 60, height: int = 60, *, seed: int | None = None) -> byte
 def parts(*data: bytes, kind: str = "image", mime: str = "image/png") -> list[dict[str, Any]]:
     urls = (f"data:{mime};base64,{base64.b64encode(one).decode()}" for one in data)
     return [{"type": f"{kind}_url", f"{kind}_url": {"url": url}} for url in urls]
+
+
+def document(data: bytes, **options: object) -> dict[str, Any]:
+    url = f"data:application/pdf;base64,{base64.b64encode(data).decode()}"
+    return {"type": "file", "file": {"file_data": url, **options}}
 
 
 def at_url(url: str) -> list[dict[str, Any]]:
@@ -311,6 +317,21 @@ def test_an_upload_over_the_limit_is_refused(fleet: Fleet) -> None:
 )
 def test_a_medium_over_a_limit_is_refused(fleet: Fleet, content: object, why: str) -> None:
     assert why in fleet.refusal(content)[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "why"),
+    [
+        (pdf([page_of(1)] * 4), {}, "is 3 (--max-document-pages)"),
+        (pdf([page_of(1)]) + bytes(9_000), {}, "is 9,000 (--max-document-bytes)"),
+        (pdf([page_of(1)]), {"dpi": 101}, "is 100 (--max-document-dpi)"),
+    ],
+    ids=["pages", "bytes", "dpi"],
+)
+def test_a_document_over_a_limit_is_refused(fleet: Fleet, data: bytes, options: dict[str, object], why: str) -> None:
+    status, words = fleet.refusal([document(data, **options)])
+    assert status == 413 and why in words
+    assert fleet.ask([document(pdf([page_of(1)] * 3), dpi=100)]).status_code == 200
 
 
 def test_a_medium_within_the_limits_is_taken(fleet: Fleet) -> None:

@@ -39,6 +39,14 @@ TARGETS: Final = (
         base_ms=_MEDIA_MS,
     ),
     Target(
+        "pdf",
+        "tools.fuzz.pdf",
+        "a document to its number of pages, and a page to RGB (S5, S7, S8)",
+        ("semel.media",),
+        max_bytes=6_144,
+        base_ms=_MEDIA_MS,
+    ),
+    Target(
         "wire",
         "tools.fuzz.wire",
         "frames of a peer to events or a reset (S10)",

@@ -102,6 +102,7 @@ KILLED: Final = Row("a trial killed", "verdicts", "schema", kill_trial, has_clie
 SPECIAL: Final = (
     Row("3 small images, `min_pixels` 178.9 M", "header", max_pool_bytes=512 * MIB),
     Row("images of 13,000 × 13,000", "reserve", "image"),
+    Row("8 documents of 200 pages", "reserve", "image"),
     Row("regex, expensive to follow", "following"),
     Row("grammar `e e e`", "following"),
     Row("regex, hidden branches", "following"),

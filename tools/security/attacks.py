@@ -8,12 +8,14 @@ it got each status, and the CPU time that it took; `attack` measures the rest. T
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import sys
 import time
 from typing import Final
 
+from semel.lab.testing.pdf import page_of, pdf
 from tools.security import review_attacks as review
 from tools.security.attacker import BUDGET_BYTES, CHAT, MIB, Attack, Attacker, chat, image, schema, text
 
@@ -125,6 +127,17 @@ async def long_texts(attacker: Attacker) -> None:
     await attacker.flood(8, lambda number: chat(text(f"{number} {words}")))
 
 
+async def documents(attacker: Attacker) -> None:
+    """Eight new documents of 200 pages at a time."""
+
+    def body(number: int) -> object:
+        data = base64.b64encode(pdf([page_of(200 * number + page) for page in range(200)])).decode()
+        file = {"file_data": f"data:application/pdf;base64,{data}", "dpi": 72}
+        return chat({"type": "file", "file": file}, text("?"))
+
+    await attacker.flood(8, body)
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "heads of 48 MB": heads,
     "3 small images, `min_pixels` 178.9 M": review.enlarged,
@@ -150,6 +163,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "150 one-byte answers": tiny_answers,
     "999 images that cannot fit": too_many_images,
     "8 texts of 8 MB": long_texts,
+    "8 documents of 200 pages": documents,
 }
 
 

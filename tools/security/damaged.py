@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -30,13 +30,14 @@ from rich.table import Table
 from semel.core import Media, Modality, Target
 from semel.errors import RequestError, SemelError
 from semel.media import DecodeLimits
+from semel.media.signature import FileKind
 from semel.processing.pool.pool import Pool
-from tests.security.corpus import Specimen, specimens
+from tests.security.corpus import Specimen, documents, specimens
 from tests.security.messages import is_ours
 from tools.security.memory import Memory
 from tools.security.mutate import mutate
 
-__all__ = ["LIMITS", "Findings", "attack", "damaged", "main"]
+__all__ = ["KINDS", "LIMITS", "Findings", "attack", "damaged", "main"]
 
 LIMITS: Final = DecodeLimits(max_audio_s=60, max_video_s=60, max_image_pixels=4_000_000, max_video_pixels=8_000_000)
 MAX_MEMORY_BYTES: Final = 512 << 20
@@ -45,7 +46,8 @@ MARGIN_S: Final = 10.0
 """On a busy machine a process that is ended takes a while to be gone."""
 
 _LOOK_S: Final = 0.25
-_WEIGHTS: Final[dict[Modality, int]] = {"image": 14, "audio": 3, "video": 3}
+_WEIGHTS: Final[dict[FileKind, int]] = {"image": 14, "audio": 3, "video": 3, "document": 4}
+KINDS: Final = tuple(_WEIGHTS)
 _MODELS: Final[dict[Modality, str]] = {"image": "qwen2-vl", "video": "qwen2-vl", "audio": "qwen2-audio"}
 
 
@@ -53,8 +55,8 @@ _MODELS: Final[dict[Modality, str]] = {"image": "qwen2-vl", "video": "qwen2-vl",
 class Findings:
     """The result of the files."""
 
-    values: Counter[Modality] = field(default_factory=Counter)
-    errors: Counter[tuple[Modality, str]] = field(default_factory=Counter)
+    values: Counter[FileKind] = field(default_factory=Counter)
+    errors: Counter[tuple[FileKind, str]] = field(default_factory=Counter)
     slowest_s: float = 0.0
     took_s: float = 0.0
     """All of them, the start of the processes left out."""
@@ -76,21 +78,21 @@ class Findings:
         if took_s > TIMEOUT_S + MARGIN_S:
             self._fault(specimen, media, f"took {took_s:.1f} s")
         if error is None:
-            self.values[media.modality] += 1
+            self.values[_kind(media)] += 1
         elif not isinstance(error, RequestError) or not is_ours(str(error)):
             self._fault(specimen, media, f"{type(error).__name__}: {error}")
         else:
-            self.errors[media.modality, type(error).__name__] += 1
+            self.errors[_kind(media), type(error).__name__] += 1
             self.late += "--max-processing-s" in str(error)
             self.crashed += "crashes the process" in str(error)
             if "--max-processing" in str(error) or "crashes" in str(error):
                 self._keep(media)
 
     def _fault(self, specimen: str, media: Media, what: str) -> None:
-        self.faults.append(f"{media.modality} made of {specimen} ({self._keep(media)}): {what}")
+        self.faults.append(f"{_kind(media)} made of {specimen} ({self._keep(media)}): {what}")
 
     def _keep(self, media: Media) -> str:
-        name = f"{hashlib.sha256(media.data).hexdigest()[:16]}.{media.modality}"
+        name = f"{hashlib.sha256(media.data).hexdigest()[:16]}.{_kind(media)}"
         if self.keep is not None:
             (self.keep / name).write_bytes(media.data)
         return name
@@ -101,6 +103,7 @@ async def attack(
     *,
     files: int,
     seed: int,
+    kinds: Sequence[FileKind] = KINDS,
     processes: int = 2,
     progress: Progress | None = None,
     keep: Path | None = None,
@@ -109,7 +112,7 @@ async def attack(
     findings = Findings(keep=keep)
     task = None if progress is None else progress.add_task("damaged files", total=files)
     async with _pools(folder, processes) as pools:
-        pending = damaged(files, seed)
+        pending = damaged(files, seed, kinds)
         watching = asyncio.create_task(_watch(set(pools.values()), findings.memory))
 
         async def send() -> None:
@@ -117,6 +120,8 @@ async def attack(
                 sent = time.monotonic()
                 error = None
                 try:
+                    if media.page is not None:
+                        await pools[media.modality].count_pages(media)
                     await pools[media.modality].process(media)
                 except SemelError as raised:
                     error = raised
@@ -133,16 +138,20 @@ async def attack(
     return findings
 
 
-def damaged(files: int, seed: int) -> Iterator[tuple[str, Media]]:
+def _kind(media: Media) -> FileKind:
+    return media.modality if media.page is None else "document"
+
+
+def damaged(files: int, seed: int, kinds: Sequence[FileKind] = KINDS) -> Iterator[tuple[str, Media]]:
     """Damaged files, and what each was made of; the same seed gives the same ones."""
     rng = Random(seed)
-    kinds: dict[Modality, list[Specimen]] = {modality: [] for modality in _WEIGHTS}
-    for specimen in specimens():
-        kinds[specimen.media.modality].append(specimen)
-    data = {modality: [specimen.media.data for specimen in kind] for modality, kind in kinds.items()}
-    for modality in rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=files):
-        specimen = rng.choice(kinds[modality])
-        yield specimen.name, Media(modality, mutate(specimen.media.data, data[modality], rng))
+    whole: dict[FileKind, list[Specimen]] = {kind: [] for kind in _WEIGHTS}
+    for specimen in (*specimens(), *documents()):
+        whole[_kind(specimen.media)].append(specimen)
+    data = {kind: [specimen.media.data for specimen in of_kind] for kind, of_kind in whole.items()}
+    for kind in rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds], k=files):
+        specimen = rng.choice(whole[kind])
+        yield specimen.name, replace(specimen.media, data=mutate(specimen.media.data, data[kind], rng))
 
 
 @contextlib.asynccontextmanager
@@ -187,6 +196,7 @@ def main(words: list[str] | None = None) -> int:
             Path(folder),
             files=options.files,
             seed=options.seed,
+            kinds=options.kind or KINDS,
             processes=options.processes,
             progress=progress,
             keep=options.keep,
@@ -203,8 +213,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("scripts/hostile", description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS, action="append", help="of files; all kinds without it")
     parser.add_argument(
-        "--preprocessing-processes", type=int, default=2, help="pool processes for each of the two models"
+        "--preprocessing-processes",
+        dest="processes",
+        type=int,
+        default=2,
+        help="pool processes for each of the two models",
     )
     parser.add_argument("--keep", type=Path, help="a folder for files that failed, crashed or took too much, and a log")
     return parser
@@ -225,7 +240,7 @@ def _table(findings: Findings) -> Table:
         ("of its limit", f"{findings.memory.most_share:.0%}"),
         ("faults", str(len(findings.faults))),
     ):
-        table.add_row(name, "", "", "", value)
+        table.add_row(name, *("" for _ in KINDS), value)
     return table
 
 

@@ -30,6 +30,7 @@ from semel.processing.pool.fork_server import ForkServer
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.process import PoolProcess
 from semel.render import Pipeline, warm_up
+from semel.render.documents import Documents
 from semel.render.file_sources import FileSources
 from semel.settings.environment import kubernetes_api, trace_collector
 from semel.settings.frontend import CacheKind, DiscoverySettings, FrontendSettings
@@ -350,6 +351,7 @@ class _Parts:
             cut=pool.cut,
             fetch=fetcher.fetch,
             files=self.files,
+            documents=Documents(pool.count_pages, serving.documents),
             timings=timings if serving.logs.otlp_traces_endpoint is None else traced(timings),
         )
         self.meter.watch(partial(_flight_samples, pipeline))

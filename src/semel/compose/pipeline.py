@@ -12,13 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from semel.core import Assembly, Feature, Key, Layout, Media, Modality, Rendering, Target
 from semel.errors import ConfigError
-from semel.media import Pieces
+from semel.media import Pieces, count_pages
 from semel.processing import Description, Pool
 from semel.processing.folder import find_tokenizer
 from semel.processing.probes import run_probes
 from semel.processing.processor import ProcessorKind, load_processor
 from semel.processing.vocabulary import EngineTokenizer, to_vocabulary
 from semel.render import ChatRenderer, ChatTemplate, ContentFormat, Pipeline, ProcessItem, Tokenizer
+from semel.render.documents import Documents
 from semel.render.tokens.remote_tokenizer import Decode, Encode, RemoteTokenizer
 from semel.telemetry.request_context import current_tenant
 
@@ -51,6 +52,9 @@ def compose_pipeline(
     async def apply(token_ids: Sequence[int], items: Sequence[tuple[Modality, Layout]], **_: object) -> Assembly:
         return await asyncio.get_running_loop().run_in_executor(executor, loaded.assemble, token_ids, items)
 
+    async def count(document: Media, **_: object) -> int:
+        return await asyncio.get_running_loop().run_in_executor(executor, count_pages, document.data)
+
     tokenizer_folder = find_tokenizer(folder, target.rendering)
     vocabulary = to_vocabulary(loaded.tokenizer, tokenizer_folder, loaded.placeholders.values())
     described = Description.of(loaded, vocabulary, run_probes(loaded))
@@ -64,7 +68,7 @@ def compose_pipeline(
 
     tokenizer = tokenizer_of(folder, target.rendering, described, encode, decode)
     pipeline = pipeline_of(folder, target.rendering, process, described, key, chat_template, tokenizer)
-    return replace(pipeline, cut=cut, apply=apply)
+    return replace(pipeline, cut=cut, apply=apply, documents=Documents(count))
 
 
 def blocking(call: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:

@@ -8,7 +8,7 @@ from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.layout import TOKEN_BYTES, Assembly, AssemblyKind, Layout, pack_token_ids, unpack_token_ids
 from semel.core.lru import LruMap
 from semel.core.options import MEDIA_IO, VIDEO_OPTIONS, item_options, split_options, with_media_io
-from semel.core.prompt import Item, Mask, Media, Modality, Placeholder, Prompt, Timeline
+from semel.core.prompt import Item, Mask, Media, Modality, Page, Placeholder, Prompt, Timeline
 from semel.core.submission import AnswerParsing, Output, PromptLogprob, Submission, Trace
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Normalisation",
     "Origin",
     "Output",
+    "Page",
     "Placeholder",
     "PrefetchedOutput",
     "Probes",

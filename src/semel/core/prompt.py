@@ -14,11 +14,21 @@ from typing import Final, Literal, Self, overload
 
 from semel.core.digest import Digest
 
-__all__ = ["Item", "Mask", "Media", "Modality", "Placeholder", "Prompt", "Timeline"]
+__all__ = ["Item", "Mask", "Media", "Modality", "Page", "Placeholder", "Prompt", "Timeline"]
 
 Modality = Literal["audio", "image", "video"]
 
 _SHOWN_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a document, as it is made an image."""
+
+    number: int
+    """Counted from 1."""
+
+    dpi: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,6 +39,14 @@ class Media:
     data: bytes
     mime: str | None = None
     """The type that the sender states. Messages show it; decoding never trusts it."""
+
+    page: Page | None = None
+    """The page that is the image, if the bytes are a document's."""
+
+    @property
+    def subject(self) -> str:
+        """Return what it is, as its client knows it."""
+        return f"the {self.modality}" if self.page is None else f"page {self.page.number} of the document"
 
     @property
     def nbytes(self) -> int:

@@ -1,19 +1,23 @@
-"""The modality of a file, by its first bytes. Pure.
+"""The kind of a file, by its first bytes. Pure.
 
 It decides only how a file that was uploaded is used in a chat. Decoding looks for itself, and trusts nothing of it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from semel.core import Modality
 
-__all__ = ["SIGNATURE_BYTES", "modality_of"]
+__all__ = ["SIGNATURE_BYTES", "FileKind", "kind_of"]
 
 SIGNATURE_BYTES: Final = 12
 
-_PREFIXES: Final[tuple[tuple[bytes, Modality], ...]] = (
+FileKind = Modality | Literal["document"]
+"""The modality of a file, or a document, whose pages are images."""
+
+_PREFIXES: Final[tuple[tuple[bytes, FileKind], ...]] = (
+    (b"%PDF-", "document"),
     (b"\x89PNG\r\n\x1a\n", "image"),
     (b"\xff\xd8\xff", "image"),
     (b"GIF8", "image"),
@@ -35,11 +39,11 @@ _CONTAINERS: Final[dict[bytes, dict[bytes, Modality]]] = {
 _AUDIO_BRANDS: Final = (b"M4A ", b"M4B ", b"F4A ")
 
 
-def modality_of(head: bytes) -> Modality | None:
-    """Return the modality of a file that begins so; None if it is none that can be decoded."""
-    for prefix, modality in _PREFIXES:
+def kind_of(head: bytes) -> FileKind | None:
+    """Return the kind of a file that begins so; None if it is none that can be decoded."""
+    for prefix, kind in _PREFIXES:
         if head.startswith(prefix):
-            return modality
+            return kind
     if (kinds := _CONTAINERS.get(head[:4])) is not None:
         return kinds.get(head[8:12])
     if head[4:8] == b"ftyp":

@@ -28,9 +28,9 @@ from semel.media import (
     cut_audio,
     decode_audio,
     decode_frames,
-    decode_image,
     decode_video,
-    size_from_header,
+    image_of,
+    image_size,
 )
 from semel.processing.families import Family, family_of
 from semel.processing.fingerprint import fingerprint
@@ -122,7 +122,7 @@ class HfProcessor:
         self._check(media, split_options(options)[0])
         if media.modality != "image" or not self.family.layout_from_size:
             return self.process(media, options).layout
-        size, decoded = size_from_header(media.data, self.limits), None
+        size, decoded = image_size(media, self.limits), None
         if size is None:
             decoded = self._decode(media)
             size = decoded.size
@@ -208,7 +208,7 @@ class HfProcessor:
 
     def _decode(self, media: Media, reading: Mapping[str, Any] = MappingProxyType({})) -> Any:
         if media.modality == "image":
-            return decode_image(media.data, self.limits)
+            return image_of(media, self.limits)
         if media.modality == "audio":
             return decode_audio(media.data, self.limits, sampling_rate=self.processor.feature_extractor.sampling_rate)
         if (fps := self.family.video_fps) is None:

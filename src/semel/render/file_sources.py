@@ -17,12 +17,13 @@ from blake3 import blake3
 from semel.aio import concurrently
 from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
 from semel.errors import InvalidRequest, UnknownMedia
+from semel.media.signature import FileKind
 from semel.render.chat.messages import Attachment
 from semel.render.media.names import MediaNames
 from semel.render.media.parsed_request import ReadFile
 from semel.render.media.part_source import NO_FILES, Files, named_files
 from semel.render.media.shared_names import SharedNames
-from semel.render.media.source import MediaFile, MediaName
+from semel.render.media.source import DocumentPage, MediaFile, MediaName
 from semel.render.media.source_fetch import Spend
 from semel.render.offload import run_if_heavy
 from semel.store import Pin
@@ -31,7 +32,7 @@ from semel.store.names import file_id, parse_id
 from semel.store.store import MediaStore
 from semel.telemetry.meter import Sample
 
-__all__ = ["FileSources", "IdentityOf", "Wait"]
+__all__ = ["FileSources", "IdentityOf", "Resolved", "Wait"]
 
 _MAX_FILES: Final = 4_096
 _READS_AT_ONCE: Final = 8
@@ -47,8 +48,8 @@ Wait = Callable[[], Coroutine[Any, Any, None]]
 IdentityOf = Callable[[Modality], Identity]
 """Computes the digests of a request's items of a modality."""
 
-Resolved = Media | MediaFile
-"""Media, or a file whose digest is known."""
+Resolved = Media | MediaFile | DocumentPage
+"""Media, or what has a known digest: a file, or a page of a document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class FileSources:
             return NO_FILES
         if len(ids) > _MAX_FILES:
             raise InvalidRequest(f"the messages name {len(ids):,} files; the limit is {_MAX_FILES:,}")
-        found: dict[str, tuple[Digest, Modality | None]] = {}
+        found: dict[str, tuple[Digest, FileKind | None]] = {}
 
         def is_named(text: str, digest: Digest) -> bool:
             if (modality := self.names.modality(tenant, digest)) is not None:
@@ -103,7 +104,7 @@ class FileSources:
 
     async def resolve(
         self,
-        sources: Sequence[Media | MediaFile | MediaName],
+        sources: Sequence[Resolved | MediaName],
         tenant: Tenant,
         identity_of: IdentityOf,
         read: ReadFile,
@@ -151,8 +152,15 @@ class FileSources:
         """Remember what was named, and what was sent under a name, or `all_of_them`. Returns the contents' ids."""
         ids: list[Digest] = []
         named = [self._content_of(attachment, tenant) for attachment in attachments]  # before one is bound anew
+        documents: set[str] = set()
         for attachment, content, one, item in zip(attachments, named, media, items, strict=True):
             name = attachment.name
+            if isinstance(one, DocumentPage):
+                if one.where not in documents:
+                    documents.add(one.where)
+                    ids.append(one.content)
+                    self.names.add_content(tenant, one.content, "document")
+                continue
             if content is None:
                 if (name is None and not all_of_them) or not isinstance(one, Media):
                     continue
@@ -214,7 +222,8 @@ class FileSources:
         """Return what a name is bound to here, with the digest of its item, if it is known."""
         if (content := self.names.bound(tenant, name)) is None:
             return None
-        modality = self.names.modality(tenant, content) or modality
+        known = self.names.modality(tenant, content)
+        modality = modality if known is None or known == "document" else known
         reference = _reference(identity_of, modality, content)
         digest = self.names.digest(tenant, reference)
         return Binding(content, modality) if digest is None else Binding(content, modality, reference, digest)

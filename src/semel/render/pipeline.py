@@ -24,7 +24,8 @@ from semel.core.options import item_options, with_media_io
 from semel.errors import InvalidRequest, PromptTooLong, RequestError, ServiceError
 from semel.render.chat.messages import Attachment, Conversation
 from semel.render.chat.renderer import ChatRenderer, ChatRequest
-from semel.render.file_sources import FileSources, IdentityOf, Wait
+from semel.render.documents import Documents, expand_documents
+from semel.render.file_sources import FileSources, IdentityOf, Resolved, Wait
 from semel.render.inspector import Inspector
 from semel.render.media.parsed_request import (
     AssemblePrompt,
@@ -37,7 +38,7 @@ from semel.render.media.parsed_request import (
     nothing_known,
 )
 from semel.render.media.part_source import NO_FILES
-from semel.render.media.source import MediaFile, MediaName, Source
+from semel.render.media.source import Document, DocumentPage, MediaFile, MediaName, Source
 from semel.render.media.source_fetch import Fetch, Intent, Spend, fetch_sources
 from semel.render.offload import is_cheap, run_if_heavy
 from semel.render.tokens.expand import expand, expand_encoder
@@ -86,6 +87,9 @@ class Pipeline:
 
     files: FileSources = field(default_factory=FileSources)
     """The files that chats may name."""
+
+    documents: Documents = field(default_factory=Documents, repr=False)
+    """The documents that chats may have."""
 
     timings: Timings = untimed
     """Receives the duration of each stage of a generating request."""
@@ -148,7 +152,6 @@ class Pipeline:
         renderer, name = self.chat_renderer, _name(tenant)
         tokenize = partial(
             renderer.tokenize,
-            conversation,
             tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
@@ -156,17 +159,32 @@ class Pipeline:
             room=room,
         )
         if not attachments:
-            prompt = _ChatPrompt((), tokenize, renderer, self.apply, name, light)
+            prompt = _ChatPrompt((), partial(tokenize, conversation), renderer, self.apply, name, light)
             return ParsedRequest((), {}, request.mm_processor_kwargs, prompt.assemble, name)
         fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
         read_file = partial(self.files.read, owner, spend, pin)
         options = with_media_io(request.mm_processor_kwargs, request.media_io_kwargs)
         identity_of = cache(partial(self._identity, options=options, tenant=tenant))
+        if any(isinstance(source, Document) for source in fetched):
+            opened = await self.documents.open(
+                fetched, owner, self.key, identity_of, read_file, self.files.names, remembers=intent == "execute"
+            )
+            fetched = [source for pages in opened for source in pages]
+            conversation = expand_documents(conversation, opened)
+            attachments = conversation.attachments
+            places = [attachment.where for attachment in attachments]
+            admit(fetched, places)
         if any(isinstance(source, MediaFile | MediaName) for source in fetched):
-            fetched = await self.files.resolve(fetched, owner, identity_of, read_file, lazily=intent == "execute")
+            fetched = await self.files.resolve(
+                cast("Sequence[Resolved | MediaName]", fetched),
+                owner,
+                identity_of,
+                read_file,
+                lazily=intent == "execute",
+            )
         if fetched is not sources:
             watch.lap("fetch")
-        resolved = cast("Sequence[Media | MediaFile]", fetched)
+        resolved = cast("Sequence[Resolved]", fetched)
         items, media = await run_if_heavy(
             partial(self._identify, resolved, identity_of), light=light and fetched is sources
         )
@@ -182,7 +200,9 @@ class Pipeline:
             items,
             media,
             options,
-            _ChatPrompt(items, tokenize, renderer, self.apply, name, light, are_written).assemble,
+            _ChatPrompt(
+                items, partial(tokenize, conversation), renderer, self.apply, name, light, are_written
+            ).assemble,
             name,
             spend_feature,
             read_file,
@@ -303,13 +323,13 @@ class Pipeline:
                 raise unread.error from None
 
     def _identify(
-        self, media: Sequence[Media | MediaFile], identity_of: IdentityOf
-    ) -> tuple[tuple[Item, ...], Mapping[Digest, Media | MediaFile]]:
+        self, media: Sequence[Resolved], identity_of: IdentityOf
+    ) -> tuple[tuple[Item, ...], Mapping[Digest, Resolved]]:
         """Return the items in order, and the media of each distinct item."""
         items: list[Item] = []
-        distinct: dict[Digest, Media | MediaFile] = {}
+        distinct: dict[Digest, Resolved] = {}
         for one in media:
-            if isinstance(one, MediaFile):
+            if isinstance(one, MediaFile | DocumentPage):
                 assert one.digest is not None, "files without a digest have been read"
                 items.append(Item(one.modality, one.digest))
                 distinct.setdefault(one.digest, one)

@@ -10,7 +10,7 @@ from semel.cells.settings import CellSettings
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, section
 from semel.fleet.ejection import EjectionLimits
 from semel.frontend.limits import BodyLimits, BudgetLimits, ConcurrencyLimits, CorsSettings, RefusalLimits
-from semel.media.decode.limits import DecodeLimits, ProcessingLimits
+from semel.media.decode.limits import DecodeLimits, DocumentLimits, ProcessingLimits
 from semel.media.fetch.settings import FetchSettings
 from semel.store.settings import MediaStoreSettings
 from semel.web.limits import ConnectionLimits
@@ -239,6 +239,7 @@ class ServingSettings:
     fetch: FetchSettings = section(FetchSettings)
     media_store: MediaStoreSettings = section(MediaStoreSettings)
     decode: DecodeLimits = section(DecodeLimits)
+    documents: DocumentLimits = section(DocumentLimits)
     preprocessing: PreprocessingSettings = section(PreprocessingSettings)
     body: BodyLimits = section(BodyLimits)
     budget: BudgetLimits = section(BudgetLimits)

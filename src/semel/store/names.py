@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Final
 
-from semel.core import Digest, Key, Modality, hash_parts
+from semel.core import Digest, Key, hash_parts
+from semel.media.signature import FileKind
 
 __all__ = [
     "MAX_NAME_BYTES",
@@ -46,13 +47,13 @@ _OWNER_DOMAIN: Final = b"semel.owner.1"
 _FILE_DOMAIN: Final = b"semel.file.1"
 _OWNER_BYTES: Final = 16
 _OTHER: Final = "other"
-_MODALITIES: Final[dict[str, Modality]] = {"audio": "audio", "image": "image", "video": "video"}
+_KINDS: Final[dict[str, FileKind]] = {"document": "document", "audio": "audio", "image": "image", "video": "video"}
 _PREFIX: Final = "file-"
 _ID: Final = re.compile(rf"{_PREFIX}([0-9a-f]{{{2 * Digest.size}}})", re.ASCII)
 _PATH: Final = re.compile(
     rf"{ROOT}/(?P<owner>[0-9a-f]{{16}}-[0-9a-f]{{{2 * _OWNER_BYTES}}})/(?P<id>[0-9a-f]{{{2 * Digest.size}}})/"
     rf"(?P<revision>\d{{1,9}})\.(?P<created>\d{{1,12}})\.(?P<expires>\d{{1,12}})\."
-    rf"(?P<modality>audio|image|other|video)\.(?P<purpose>{'|'.join(PURPOSES)})\."
+    rf"(?P<modality>audio|document|image|other|video)\.(?P<purpose>{'|'.join(PURPOSES)})\."
     r"(?P<name>[A-Za-z0-9_-]{0,128})",
     re.ASCII,
 )
@@ -76,8 +77,8 @@ class StoredFile:
     """Time of the first upload, in seconds since 1970."""
 
     expires_s: int
-    modality: Modality | None
-    """The modality as which a chat uses it; None if it cannot."""
+    modality: FileKind | None
+    """The kind as which a chat uses it; None if it cannot."""
 
     purpose: str
     name: str
@@ -147,7 +148,7 @@ def parse_object_path(path: str, nbytes: int) -> StoredFile | None:
         revision=int(found["revision"]),
         created_s=int(found["created"]),
         expires_s=int(found["expires"]),
-        modality=_MODALITIES.get(found["modality"]),
+        modality=_KINDS.get(found["modality"]),
         purpose=found["purpose"],
         name=name,
     )

@@ -23,7 +23,7 @@ from blake3 import blake3
 from semel.aio import in_slices
 from semel.core import Digest, Key
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
-from semel.media.signature import SIGNATURE_BYTES, modality_of
+from semel.media.signature import SIGNATURE_BYTES, kind_of
 from semel.store.clock import FileClock
 from semel.store.index import FileIndex, NoRoom, Order, Page, newest, renewed
 from semel.store.names import (
@@ -128,7 +128,7 @@ class MediaStore:
             revision=1,
             created_s=int(now_s),
             expires_s=int(now_s) + min(upload.ttl_s or self._ttl_s, self._ttl_s),
-            modality=modality_of(bytes(upload.data[:SIGNATURE_BYTES])),
+            modality=kind_of(bytes(upload.data[:SIGNATURE_BYTES])),
             purpose=upload.purpose,
             name=short_name(upload.name),
         )

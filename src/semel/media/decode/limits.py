@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from semel.core.flag import GIB, Group, flag
+from semel.core.flag import GIB, MIB, Group, flag
 from semel.errors import MediaDegenerate, MediaTooLarge
 
-__all__ = ["CANON", "DecodeLimits", "ProcessingLimits"]
+__all__ = ["CANON", "DecodeLimits", "DocumentLimits", "ProcessingLimits"]
 
 CANON: Final = 4
 """Version of the canonical form. Part of every fingerprint, so that a change never mixes features."""
@@ -67,6 +67,27 @@ class DecodeLimits:
                 f"{fps:g} frames a second of a video of {duration_s:g} s are more than {self.max_video_frames:,} "
                 "(--max-video-frames)"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentLimits:
+    """Limits on the documents of a request, whose pages become images."""
+
+    GROUP: ClassVar[Group] = "Media"
+
+    max_pages: int = flag(
+        256, "max-document-pages", help="Maximum number of pages of all documents of a request.", min=1
+    )
+    """Only of those in a document's `page_range`, if it has one."""
+
+    max_bytes: int = flag(64 * MIB, "max-document-bytes", help="Maximum size of one document.", unit="bytes", min=1)
+    """A document goes into the pool once for each page."""
+
+    max_dpi: int = flag(
+        300, "max-document-dpi", help="Maximum resolution of a document's pages, in dots per inch.", min=1
+    )
+    default_dpi: int = 150
+    """The resolution without the part's own `dpi`, or `max_dpi` if that is lower."""
 
 
 @dataclass(frozen=True, slots=True)

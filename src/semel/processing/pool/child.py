@@ -32,7 +32,7 @@ import msgspec
 from semel.cache import Window
 from semel.core import Assembly, Feature, Media, Probes
 from semel.errors import ConfigError, MediaTooLarge, PromptTooLong, ProtocolError, SemelError, ServiceError
-from semel.media import Pieces
+from semel.media import Pieces, count_pages, image_size
 from semel.media.decode.image import FORMATS
 from semel.media.decode.limits import DecodeLimits
 from semel.media.decode.warmup_media import SAMPLES
@@ -43,6 +43,7 @@ from semel.processing.pool.pipe import (
     Assemble,
     Assembled,
     ClipPieces,
+    CountPages,
     Cut,
     Description,
     Detokenize,
@@ -52,6 +53,7 @@ from semel.processing.pool.pipe import (
     Made,
     Offer,
     Order,
+    PageCount,
     Ready,
     Tokenize,
     Work,
@@ -77,8 +79,9 @@ __all__ = ["check_header", "log_as_child", "main", "serve", "tokens_from_header"
 logger = logging.getLogger(__name__)
 
 _IDLE_S: Final = 5.0
+_Result = Feature | Pieces | PageCount | Assembly
 
-_Work = Work | Cut | Assemble
+_Work = Work | CountPages | Cut | Assemble
 
 
 def main() -> None:
@@ -125,7 +128,7 @@ def serve(pipe: socket.socket, memory: Window | None = None) -> None:
         if isinstance(work, Tokenize | Detokenize):
             _answer_text(pipe, processor, load, work, media)
             continue
-        if not isinstance(work, Work | Cut | Assemble):
+        if not isinstance(work, _Work):
             raise ProtocolError(f"a pool process that has loaded its processor got {type(work).__name__}")
         if not _answer(pipe, processor, load, work, media, memory):
             logger.warning("memory that items have left behind is over half of the limit; another process takes over")
@@ -235,6 +238,8 @@ def _answer(
             _offer(pipe, Offer(work.item, made.payload_bytes), head, result.files)
         elif isinstance(result, Assembly):
             pipe.sendall(head + payload_of_assembly(result))
+        elif isinstance(result, PageCount):
+            pipe.sendall(head)
         else:
             assert isinstance(made, Made)
             _send(pipe, made, head, result, memory)
@@ -244,7 +249,9 @@ def _answer(
     return not last
 
 
-def _described(item: int, result: Feature | Pieces | Assembly) -> Made | ClipPieces | Assembled:
+def _described(item: int, result: _Result) -> Made | ClipPieces | PageCount | Assembled:
+    if isinstance(result, PageCount):
+        return result
     if isinstance(result, Pieces):
         return encode_pieces(item, result)
     return to_assembled(item, result) if isinstance(result, Assembly) else to_made(item, result)
@@ -308,7 +315,7 @@ def _address(view: memoryview) -> int:
     return 0 if view.readonly else ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature | Pieces | Assembly:
+def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> _Result:
     # The pool keeps the deadline. If it has died meanwhile, the signal ends us, in native code as well; nobody would.
     signal.setitimer(signal.ITIMER_REAL, 2 * load.timeout_s)
     try:
@@ -316,7 +323,9 @@ def _do(processor: Processor, load: Load, work: _Work, media: bytes) -> Feature 
             return processor.assemble(*decode_prompt(media))
         if isinstance(work, Cut):
             return processor.cut(Media("audio", media))
-        item = Media(work.modality, media, work.mime)
+        if isinstance(work, CountPages):
+            return PageCount(work.item, count_pages(media))
+        item = Media(work.modality, media, work.mime, work.page)
         if load.max_tokens is not None and not processor.encoder_decoder:
             check_header(processor, item, work.options, load.max_tokens)
         if work.only_layout:
@@ -363,31 +372,38 @@ def check_header(processor: Processor, media: Media, options: Mapping[str, objec
     if media.modality != "image":
         return
     layout = processor.lay_out_header(media, options)
-    tokens = tokens_from_header(processor.hf_processor, media.data, options) if layout is None else len(layout)
+    tokens = tokens_from_header(processor.hf_processor, media, options) if layout is None else len(layout)
     if tokens is not None and tokens >= max_tokens:
         raise PromptTooLong(
-            f"the image alone has {tokens:,} tokens; the model takes {max_tokens:,} with the answer: send a smaller "
-            "one, or lower min_pixels in mm_processor_kwargs"
+            f"{media.subject} alone has {tokens:,} tokens; the model takes {max_tokens:,} with the answer: "
+            f"{'send a smaller one' if media.page is None else 'lower its dpi'}, or lower min_pixels in "
+            "mm_processor_kwargs"
         )
 
 
-def tokens_from_header(processor: Any, data: bytes, options: Mapping[str, object]) -> int | None:
+def tokens_from_header(processor: Any, media: Media, options: Mapping[str, object]) -> int | None:
     """Return the tokens of an image, as it lies or turned; None if they cannot be known without its pixels."""
-    from PIL import Image
-
     if (count := getattr(processor, COUNT_METHOD, None)) is None:
         return None
     arguments = processor.valid_processor_kwargs
     defaults = deepcopy(arguments._defaults)
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
+        width, height = _size_of(media)
         sizes = [(height, width), (width, height)]  # an EXIF orientation may turn it
         return min(map(int, count(image_sizes=sizes, **options)["num_image_tokens"]))
     except Exception:  # noqa: BLE001 - foreign code, given a client's file and options: processing tells what is wrong
         return None
     finally:
         arguments._defaults = defaults  # most processors write the options into those of every later call
+
+
+def _size_of(media: Media) -> tuple[int, int]:
+    from PIL import Image
+
+    if media.page is not None:
+        return image_size(media, DecodeLimits()) or (0, 0)
+    with Image.open(io.BytesIO(media.data), formats=FORMATS) as image:
+        return image.size
 
 
 if __name__ == "__main__":

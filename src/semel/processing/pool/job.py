@@ -20,6 +20,7 @@ from semel.processing.pool.pipe import (
     Failed,
     Made,
     Offer,
+    PageCount,
     Text,
     Tokens,
     to_error,
@@ -29,7 +30,7 @@ from semel.processing.pool.pipe import (
 from semel.processing.pool.prompts import to_assembly
 from semel.telemetry.request_context import current_span, record_child
 
-__all__ = ["AssemblyJob", "CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "Spend"]
+__all__ = ["AssemblyJob", "CutJob", "FeatureJob", "Job", "LayoutJob", "OfferLimits", "PagesJob", "Spend"]
 
 
 _T = TypeVar("_T")
@@ -80,7 +81,7 @@ class Job(ABC, Generic[_T]):
     is_staged: ClassVar[bool] = False
     """Whether a process leaves what it has made in its staging memory, if it has some."""
 
-    answered_with: ClassVar[type[Made | ClipPieces | Assembled | Tokens | Text]]
+    answered_with: ClassVar[type[Made | ClipPieces | Assembled | PageCount | Tokens | Text]]
     """What a process that has not failed says of what it has made."""
 
     max_growth: ClassVar[int] = 0
@@ -117,7 +118,7 @@ class Job(ABC, Generic[_T]):
     @property
     def subject(self) -> str:
         """Return what is worked on, as its client knows it."""
-        return f"the {self.media.modality}"
+        return self.media.subject
 
     @property
     def max_answer_bytes(self) -> int:
@@ -232,6 +233,23 @@ class CutJob(Job[Pieces]):
 
     def _read(self, answer: ClipPieces, payload: memoryview) -> Pieces:
         return to_pieces(answer, payload)
+
+
+class PagesJob(Job[int]):
+    """A document whose pages are counted."""
+
+    __slots__ = ()
+    work = "counting"
+    answered_with = PageCount
+
+    @property
+    def subject(self) -> str:
+        """The document."""
+        return "the document"
+
+    def _read(self, answer: PageCount, payload: memoryview) -> int:
+        del payload
+        return answer.pages
 
 
 class AssemblyJob(Job[Assembly]):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 import msgspec
 
@@ -29,6 +29,7 @@ from semel.core import (
     Media,
     Modality,
     Origin,
+    Page,
     Probes,
     Target,
     Tensor,
@@ -64,6 +65,7 @@ __all__ = [
     "Assemble",
     "Assembled",
     "ClipPieces",
+    "CountPages",
     "Cut",
     "Description",
     "Detokenize",
@@ -74,6 +76,7 @@ __all__ = [
     "Made",
     "Offer",
     "Order",
+    "PageCount",
     "Ready",
     "Send",
     "TensorHead",
@@ -213,12 +216,21 @@ class Work(msgspec.Struct, frozen=True, tag="work"):
     modality: Modality
     mime: str | None
     options: Mapping[str, object]
+    page: Page | None = None
+    """The page to render, if the payload is a document."""
+
     only_layout: bool = False
     """Whether the layout is all that is asked for: the feature then comes without tensors."""
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """Cut a clip into pieces that the model's encoder takes; the payload is its media."""
+
+    item: int
+
+
+class CountPages(msgspec.Struct, frozen=True, tag="count"):
+    """Count the pages of a document; the payload is its bytes."""
 
     item: int
 
@@ -339,6 +351,14 @@ class ClipPieces(msgspec.Struct, frozen=True, tag="heard"):
         return sum(self.sizes)
 
 
+class PageCount(msgspec.Struct, frozen=True, tag="pages"):
+    """The number of pages of a document."""
+
+    item: int
+    pages: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+    payload_bytes: ClassVar[int] = 0
+
+
 class Assembled(msgspec.Struct, frozen=True, tag="assembled"):
     """A prompt that was assembled; the payload is its tokens without its items, and then their places."""
 
@@ -404,8 +424,8 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
     payload_bytes: _Size
 
 
-Order = Load | Work | Cut | Assemble | Send | Drop | Tokenize | Detokenize
-Answer = Ready | Offer | Made | ClipPieces | Assembled | Dropped | Failed | Tokens | Text
+Order = Load | Work | CountPages | Cut | Assemble | Send | Drop | Tokenize | Detokenize
+Answer = Ready | Offer | Made | ClipPieces | PageCount | Assembled | Dropped | Failed | Tokens | Text
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _order_decoder: Final = msgspec.msgpack.Decoder(Order)
@@ -422,7 +442,7 @@ def encode(message: Order | Answer, payload_bytes: int = 0) -> bytes:
 def encode_work(item: int, media: Media, options: Mapping[str, object], *, only_layout: bool = False) -> bytes:
     """The order for an item, but for its payload. What cannot travel is the client's fault, and costs no process."""
     try:
-        order = encode(Work(item, media.modality, media.mime, options, only_layout), len(media.data))
+        order = encode(Work(item, media.modality, media.mime, options, media.page, only_layout), len(media.data))
     except (TypeError, ValueError, OverflowError, RecursionError):
         raise InvalidRequest("mm_processor_kwargs need JSON values, nested moderately, of 64 bits at most") from None
     if (message_bytes := len(order) - HEADER_BYTES) > MAX_MESSAGE_BYTES:

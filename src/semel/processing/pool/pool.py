@@ -32,10 +32,11 @@ from semel.media import DecodeLimits, Pieces
 from semel.media.decode.limits import ProcessingLimits
 from semel.processing.folder import read_config
 from semel.processing.pool.fork_server import ForkServer
-from semel.processing.pool.job import AssemblyJob, CutJob, FeatureJob, Job, LayoutJob, OfferLimits, Spend
+from semel.processing.pool.job import AssemblyJob, CutJob, FeatureJob, Job, LayoutJob, OfferLimits, PagesJob, Spend
 from semel.processing.pool.pipe import (
     Answer,
     Assemble,
+    CountPages,
     Cut,
     Description,
     Drop,
@@ -239,6 +240,13 @@ class Pool:
         options = options or {}
         order = encode_work(item, media, options, only_layout=True)
         return await self._wait_for(LayoutJob(item, media, order, tenant, options, group))
+
+    async def count_pages(self, media: Media, *, group: Hashable | None = None, tenant: str = "") -> int:
+        """Return the number of pages of a document, of which none is rendered."""
+        self._admit(media)
+        item = next(self._items)
+        order = encode(CountPages(item), len(media.data))
+        return await self._wait_for(PagesJob(item, media, order, tenant, group=group))
 
     async def cut(self, media: Media, spend: Spend, *, tenant: str = "") -> Pieces:
         """Return a clip in pieces that the model's encoder takes.

@@ -28,6 +28,7 @@ _NICENESS: Final = 10  # about a tenth of what a thread gets that works next to 
 
 _LIBRARIES: Final = (
     "av",
+    "pypdfium2_raw",
     "PIL.BmpImagePlugin",
     "PIL.GifImagePlugin",
     "PIL.JpegImagePlugin",

@@ -97,5 +97,10 @@ class Quarantine:
 
 
 def _name(media: Media, options: Mapping[str, object], tenant: str) -> _Name:
-    parts = tenant.encode(), media.modality.encode(), msgspec.msgpack.encode(options, order="sorted"), media.data
+    parts = (
+        tenant.encode(),
+        media.modality.encode(),
+        msgspec.msgpack.encode((options, media.page), order="sorted"),
+        media.data,
+    )
     return len(media.data), hash_parts(parts).digest()

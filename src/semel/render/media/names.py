@@ -1,4 +1,4 @@
-"""A frontend's memory of the media that tenants have sent: contents, names for them, and digests of items.
+"""A frontend's memory of the media that tenants have sent: contents, their names, digests of items, counts of pages.
 
 A content is known by the id that it would have as a file. A name (`uuid`) belongs to a tenant, with its salt, and to
 the content that it was sent with (threats S11, S12). A name that was sent with two contents is ambiguous: alone it
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.core import Digest, LruMap, Modality, Tenant, hash_parts
+from semel.core import Digest, LruMap, Tenant, hash_parts
 from semel.errors import AmbiguousMedia
+from semel.media.signature import FileKind
 from semel.store.bindings import AMBIGUOUS
 
 __all__ = ["MAX_NAME_CHARS", "MediaNames", "name_key"]
@@ -22,12 +23,13 @@ _MAX_ENTRIES: Final = 16_384
 class _Memory:
     """The memory of one tenant's media."""
 
-    __slots__ = ("confirmed", "contents", "digests", "names")
+    __slots__ = ("confirmed", "contents", "digests", "names", "pages")
 
     def __init__(self, max_entries: int) -> None:
-        self.contents: LruMap[Digest, Modality] = LruMap(max_entries)
+        self.contents: LruMap[Digest, FileKind] = LruMap(max_entries)
         self.names: LruMap[bytes, Digest] = LruMap(max_entries)
         self.digests: LruMap[Digest, Digest] = LruMap(max_entries)
+        self.pages: LruMap[Digest, int] = LruMap(max_entries)
         self.confirmed: LruMap[bytes, tuple[Digest, float]] = LruMap(max_entries)
         """By name: what a store has bound it to as well, and when that was seen."""
 
@@ -39,11 +41,11 @@ class MediaNames:
         self._max_entries = max_entries
         self._memories: dict[str, _Memory] = {}
 
-    def add_content(self, tenant: Tenant, content: Digest, modality: Modality) -> None:
+    def add_content(self, tenant: Tenant, content: Digest, modality: FileKind) -> None:
         """Remember a content that a tenant has sent."""
         self._memory(tenant).contents.put(content, modality)
 
-    def modality(self, tenant: Tenant, content: Digest) -> Modality | None:
+    def modality(self, tenant: Tenant, content: Digest) -> FileKind | None:
         """Return what a content was sent as; None if the tenant has not sent it, or it is forgotten."""
         return self._memory(tenant).contents.get(content)
 
@@ -80,6 +82,14 @@ class MediaNames:
     def digest(self, tenant: Tenant, reference: Digest) -> Digest | None:
         """Return the item's digest, if it is known."""
         return self._memory(tenant).digests.get(reference)
+
+    def remember_pages(self, tenant: Tenant, reference: Digest, pages: int) -> None:
+        """Remember the number of pages of a document, under a reference as for `remember_digest`."""
+        self._memory(tenant).pages.put(reference, pages)
+
+    def pages(self, tenant: Tenant, reference: Digest) -> int | None:
+        """Return a document's number of pages, if it is known. A call changes nothing."""
+        return self._memory(tenant).pages.peek(reference)
 
     def _memory(self, tenant: Tenant) -> _Memory:
         if (memory := self._memories.get(tenant.name)) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Protocol
 from semel.core import Assembly, Digest, Feature, FeatureInfo, Item, Layout, Media, Modality, Prompt
 from semel.errors import RequestError, ServiceError
 from semel.media import Pieces
-from semel.render.media.source import MediaFile
+from semel.render.media.source import DocumentPage, MediaFile
 
 __all__ = [
     "AssemblePrompt",
@@ -102,7 +103,7 @@ class ParsedRequest:
     """A parsed request: its items have digests, but no features or layouts yet."""
 
     items: tuple[Item, ...]
-    media: Mapping[Digest, Media | MediaFile]
+    media: Mapping[Digest, Media | MediaFile | DocumentPage]
     """The media of each distinct item. A file is read only if nobody has its feature."""
 
     options: Mapping[str, object]
@@ -122,6 +123,9 @@ class ParsedRequest:
     places: Mapping[Digest, str] = field(default_factory=dict)
     """The part of the request that names each item first, for errors."""
 
+    documents: dict[Digest, asyncio.Future[Media]] = field(default_factory=dict, repr=False)
+    """The documents that were read for their pages."""
+
     @contextmanager
     def naming(self, digest: Digest) -> Iterator[None]:
         """Faults of an item that are raised inside name its part of the request."""
@@ -137,12 +141,24 @@ class ParsedRequest:
         media = self.media[digest]
         if isinstance(media, Media):
             return media
+        if isinstance(media, DocumentPage):
+            return replace(await self._document_of(media), page=media.page)
         assert self.read_file is not None, "a request with files can read them"
         return await self.read_file(media)
 
+    async def _document_of(self, page: DocumentPage) -> Media:
+        """Return a page's document. A file is read, and charged, once for all pages that are made at a time."""
+        if isinstance(page.document, Media):
+            return page.document
+        assert self.read_file is not None, "a request with files can read them"
+        if (reading := self.documents.get(page.content)) is None:
+            reading = self.documents[page.content] = asyncio.ensure_future(self.read_file(page.document))
+            reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if nobody waits
+        return await asyncio.shield(reading)  # the other pages may be for others too
+
     def assembled(self) -> ParsedRequest:
         """The parts that are still needed after the prompt is made: each media once, to make its feature again."""
-        return replace(self, assemble=_is_assembled)
+        return replace(self, assemble=_is_assembled, documents={})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,20 @@ from typing import Any, Final
 
 from semel.core import Digest, Media, Modality
 from semel.errors import InvalidRequest, UnknownMedia, excerpt
+from semel.media.signature import FileKind
 from semel.render.media.json_values import kind_of, string_of
 from semel.render.media.names import MAX_NAME_CHARS
-from semel.render.media.source import LongString, MediaFile, MediaName, Source, media_from_base64, source_from
+from semel.render.media.source import (
+    PDF,
+    Document,
+    LongString,
+    MediaFile,
+    MediaName,
+    MediaUrl,
+    Source,
+    media_from_base64,
+    source_from,
+)
 
 __all__ = ["MEDIA_TYPES", "NO_FILES", "Files", "name_of", "named_files", "put_media", "source_of"]
 
@@ -25,20 +36,24 @@ _URL_FIELDS: Final[Mapping[str, tuple[str, Modality]]] = {
 }
 _URL_NAMES: Final = frozenset(name for name, _ in _URL_FIELDS.values())
 _FILE_NAMES: Final = ("file", *_URL_NAMES)
-_ARTICLES: Final[Mapping[Modality | None, str]] = {
+_ARTICLES: Final[Mapping[FileKind | None, str]] = {
     "audio": "audio",
+    "document": "a document",
     "image": "an image",
     "video": "a video",
-    None: "neither image, audio nor video",
+    None: "neither image, audio, video nor PDF",
 }
-MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "file", "image", "input_audio"})
+MEDIA_TYPES: Final = frozenset({*_URL_FIELDS, "document", "file", "image", "input_audio"})
 """The types of parts that have media."""
 
 _IMAGE_DATA: Final = "data:image/"
+_PDF_DATA: Final = f"data:{PDF}"
+_PAGE_RANGE: Final = re.compile(r"(\d{1,9})(?:(-)(\d{1,9})?)?", re.ASCII)
+_MAX_DPI: Final = 1 << 20
 _MAX_MIME_CHARS: Final = 64
 _AUDIO_FORMAT: Final = re.compile(r"[\w.+/;= -]{0,64}", re.ASCII)
 
-Files = Mapping[str, tuple[Digest, Modality | None]]
+Files = Mapping[str, tuple[Digest, FileKind | None]]
 """Files of the request's tenant, by the ids that it has written: what each is, if it can be an item."""
 
 NO_FILES: Final[Files] = {}
@@ -88,10 +103,9 @@ def named_files(messages: Sequence[object]) -> list[str]:
 def source_of(part: dict[str, Any], kind: str, name: str | None, files: Files, where: str) -> Source:
     """Return where the media of a part of this type comes from; `name` is what its client calls it."""
     if kind == "file":
-        file = part.get("file")
-        if isinstance(file, dict) and file.get("file_data") is not None:
-            return _inline_file(file, where)
-        return _file(file, None, files, where)
+        return _any_file(part.get("file"), files, where)
+    if kind == "document":
+        return _document(_document_source(part.get("source"), f"{where}.source"), part, where)
     if kind == "image":
         return _image_source(part.get("source"), f"{where}.source")
     field_name, modality = _URL_FIELDS.get(kind, ("input_audio", "audio"))
@@ -139,7 +153,19 @@ def _file_id(value: Mapping[str, Any]) -> str | None:
     return file_id if isinstance(file_id, str) else None
 
 
-def _file(value: object, modality: Modality | None, files: Files, where: str) -> MediaFile:
+def _any_file(value: object, files: Files, where: str) -> Source:
+    """Return the image or document that a part of type "file" sends, or the file that it names."""
+    if isinstance(value, dict) and value.get("file_data") is not None:
+        return _inline_file(value, where)
+    if isinstance(value, dict) and value.get("file_url") is not None:
+        if value.get("file_id") is not None:
+            raise InvalidRequest.of(where, 'has a "file_url" and a "file_id": send one of them')
+        url = _encoded(value["file_url"], f"{where}.file.file_url")
+        return _document(source_from(url, "image", where=where, mime=PDF), value, where)
+    return _file(value, None, files, where)
+
+
+def _file(value: object, modality: Modality | None, files: Files, where: str) -> MediaFile | Document:
     """Return the file that a part names; `modality` is what the part takes, if it does not take all."""
     if not isinstance(value, dict) or (file_id := _file_id(value)) is None:
         raise InvalidRequest.of(where, 'must have a "file_id", the id of a file that was uploaded to /v1/files')
@@ -150,17 +176,47 @@ def _file(value: object, modality: Modality | None, files: Files, where: str) ->
     digest, found = files[file_id]
     if found is None or (modality is not None and found != modality):
         raise InvalidRequest.of(where, f"the file is {_ARTICLES[found]}, and cannot be used as {modality or 'media'}")
+    if found == "document":
+        return _document(MediaFile("image", digest, where), value, where)
     return MediaFile(found, digest, where)
 
 
+def _document(document: Media | MediaUrl | MediaFile, options: Mapping[str, Any], where: str) -> Document:
+    """Return a document with the pages and the resolution that its part asks for."""
+    first, last, dpi = 1, None, options.get("dpi")
+    if (pages := options.get("page_range")) is not None:
+        found = _PAGE_RANGE.fullmatch(pages) if isinstance(pages, str) else None
+        first = int(found[1]) if found is not None else 0
+        last = None if found is None else first if found[2] is None else int(found[3]) if found[3] else None
+        if first < 1 or (last is not None and last < first):
+            raise InvalidRequest.of(f"{where}.page_range", 'must be a page or a range such as "7", "2-5" or "3-"')
+    if dpi is not None and (isinstance(dpi, bool) or not isinstance(dpi, int) or not 0 < dpi <= _MAX_DPI):
+        raise InvalidRequest.of(f"{where}.dpi", "must be a whole number of dots per inch, such as 150")
+    return Document(document, where, first, last, dpi)
+
+
+def _document_source(value: object, where: str) -> Media | MediaUrl:
+    """Return a document as Anthropic's API has it: its URL, or its base64."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in ("base64", "url"):
+        raise InvalidRequest.of(where, 'must be of type "base64" with "data", "url" with "url", or "file" with an id')
+    if kind == "url":
+        return source_from(_encoded(value.get("url"), f"{where}.url"), "image", where=where, mime=PDF)
+    if value.get("media_type", PDF) != PDF:
+        raise InvalidRequest.of(f"{where}.media_type", f'must be "{PDF}": other documents are not read')
+    return media_from_base64(_encoded(value.get("data"), f"{where}.data"), "image", mime=PDF, where=where)
+
+
 def _inline_file(value: Mapping[str, Any], where: str) -> Source:
-    """Return an image in OpenAI's form of a file that is not uploaded: its data URL."""
+    """Return an image or a document in OpenAI's form of a file that is not uploaded: its data URL."""
     if value.get("file_id") is not None:
         raise InvalidRequest.of(where, 'has "file_data" and a "file_id": send one of them')
     data = _encoded(value["file_data"], f"{where}.file.file_data")
+    if data[: len(_PDF_DATA)].lower() == _PDF_DATA:
+        return _document(source_from(data, "image", where=where, mime=PDF), value, where)
     if data[: len(_IMAGE_DATA)].lower() != _IMAGE_DATA:
         raise InvalidRequest.of(
-            where, f'"file_data" is read of images only, as {_IMAGE_DATA}…;base64,…: send pages as images'
+            where, f'"file_data" is read of PDFs and images only, as {_PDF_DATA};base64,… or {_IMAGE_DATA}…;base64,…'
         )
     return source_from(data, "image", where=where)
 

@@ -11,12 +11,23 @@ from typing import ClassVar, Final
 
 import pybase64
 
-from semel.core import Digest, Media, Modality
+from semel.core import Digest, Media, Modality, Page
 from semel.errors import InvalidRequest, MediaError
 from semel.media import FRAME_LIST, MAX_FRAMES, count_frames
 from semel.media.fetch.url import Url, parse_url
 
-__all__ = ["LongString", "MediaFile", "MediaName", "MediaUrl", "Source", "media_from_base64", "source_from"]
+__all__ = [
+    "PDF",
+    "Document",
+    "DocumentPage",
+    "LongString",
+    "MediaFile",
+    "MediaName",
+    "MediaUrl",
+    "Source",
+    "media_from_base64",
+    "source_from",
+]
 
 
 _PIECE: Final = 1 << 18
@@ -45,6 +56,9 @@ class LongString:
         """Return the rest of the string, without a copy."""
         return LongString(self.data[start:])
 
+
+PDF: Final = "application/pdf"
+"""The type of documents."""
 
 _EXCERPT_CHARS: Final = 32
 _MAX_HEAD_CHARS: Final = 512
@@ -84,13 +98,49 @@ class MediaName:
     where: str
 
 
-Source = Media | MediaUrl | MediaFile | MediaName
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A PDF, which becomes images: one per page, once their number is known."""
+
+    document: Media | MediaUrl | MediaFile
+    where: str
+    first_page: int = 1
+    last_page: int | None = None
+    """None for the document's last."""
+
+    dpi: int | None = None
+    """The resolution of its images; None for the default."""
+
+    modality: ClassVar[Modality] = "image"
 
 
-def source_from(text: str | LongString, modality: Modality, *, where: str) -> Media | MediaUrl:
-    """Return the source that a URL names; `where` is the part of the request for errors."""
+@dataclass(frozen=True, slots=True)
+class DocumentPage:
+    """A page of a document whose pages have been counted."""
+
+    document: Media | MediaFile
+    content: Digest
+    """The id that the document has as a file."""
+
+    page: Page
+    digest: Digest
+    where: str
+    nbytes: int = 0
+    """The bytes of the document that are in memory, with the first of its pages."""
+
+    modality: ClassVar[Modality] = "image"
+
+
+Source = Media | MediaUrl | MediaFile | MediaName | Document | DocumentPage
+
+
+def source_from(text: str | LongString, modality: Modality, *, where: str, mime: str | None = None) -> Media | MediaUrl:
+    """Return the source that a URL names; `where` is the part of the request for errors.
+
+    `mime` is the type that a data URL has to have, if it is not one of the modality's.
+    """
     if text[:5].lower() == "data:":
-        return _from_data_url(text, modality, where)
+        return _from_data_url(text, modality, where, mime)
     try:
         return MediaUrl(modality, parse_url(text[:]), where)
     except InvalidRequest as error:
@@ -99,16 +149,17 @@ def source_from(text: str | LongString, modality: Modality, *, where: str) -> Me
 
 def media_from_base64(text: str | LongString, modality: Modality, *, mime: str | None, where: str) -> Media:
     """Return the media that `text` encodes."""
+    name = "document" if mime == PDF else modality
     try:
         data = pybase64.b64decode(text if isinstance(text, str) else text.data, validate=True)
     except ValueError:
-        raise MediaError.of(where, f"the {modality} is not valid base64: encode it without line breaks") from None
+        raise MediaError.of(where, f"the {name} is not valid base64: encode it without line breaks") from None
     if not data:
-        raise MediaError.of(where, f"the {modality} is empty: send its bytes in base64")
+        raise MediaError.of(where, f"the {name} is empty: send its bytes in base64")
     return Media(modality, data, mime)
 
 
-def _from_data_url(text: str | LongString, modality: Modality, where: str) -> Media:
+def _from_data_url(text: str | LongString, modality: Modality, where: str, wanted: str | None) -> Media:
     # The head is bounded before it is split: a URL of semicolons alone would become as many strings.
     head, comma, _ = text[5 : 5 + _MAX_HEAD_CHARS].partition(",")
     mime, *parameters = (field.strip() for field in head.split(";"))
@@ -116,13 +167,13 @@ def _from_data_url(text: str | LongString, modality: Modality, where: str) -> Me
         raise InvalidRequest.of(
             where, f"{_excerpt('data:' + text[5 : 6 + _EXCERPT_CHARS])} is not of the form data:{modality}/…;base64,…"
         )
-    if mime and mime.partition("/")[0].lower() != modality:
-        raise InvalidRequest.of(where, f"a data URL of type {_excerpt(mime)} cannot be used as {modality}")
+    if mime and (mime.partition("/")[0].lower() != modality if wanted is None else mime.lower() != wanted):
+        raise InvalidRequest.of(where, f"a data URL of type {_excerpt(mime)} cannot be used as {wanted or modality}")
     start = 6 + len(head)
     data = text[start:] if isinstance(text, str) else text.from_(start)
     if mime.lower() == _FRAMES:
         return _frame_list(data, where)
-    return media_from_base64(data, modality, mime=mime or None, where=where)
+    return media_from_base64(data, modality, mime=wanted or mime or None, where=where)
 
 
 def _frame_list(text: str | LongString, where: str) -> Media:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Literal, Protocol, cast
 
 from semel.aio import concurrently
 from semel.core import Media, Tenant
 from semel.errors import MediaNotAllowed, RequestError
 from semel.media.fetch.url import Url
-from semel.render.media.source import MediaFile, MediaName, MediaUrl, Source
+from semel.render.media.source import PDF, Document, DocumentPage, MediaFile, MediaName, MediaUrl, Source
 
-__all__ = ["Fetch", "Intent", "Spend", "fetch_sources"]
+__all__ = ["Fetch", "Fetched", "Intent", "Spend", "fetch_sources"]
 
 Intent = Literal["execute", "inspect"]
 """`execute`: the result goes to an engine, and uses the feature cache and its counters. `inspect`: the result is only
@@ -28,6 +29,10 @@ Spend = Callable[[int], None]
 """Is called with the number of bytes before a request stores them, and raises if they are not allowed."""
 
 
+Fetched = Media | MediaFile | MediaName | Document | DocumentPage
+"""A source with nothing to fetch."""
+
+
 class Fetch(Protocol):
     """Returns the bytes behind a URL, from the network or a cache."""
 
@@ -38,14 +43,15 @@ class Fetch(Protocol):
 
 async def fetch_sources(
     sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
-) -> Sequence[Media | MediaFile | MediaName]:
+) -> Sequence[Fetched]:
     """Return the media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
     wanted: dict[Url, MediaUrl] = {}
     for source in sources:
-        if isinstance(source, MediaUrl):
-            wanted.setdefault(source.url, source)
+        url = source.document if isinstance(source, Document) else source
+        if isinstance(url, MediaUrl):
+            wanted.setdefault(url.url, url)
     if not wanted:
-        return cast("Sequence[Media | MediaFile | MediaName]", sources)
+        return cast("Sequence[Fetched]", sources)
     got: dict[Url, bytes] = {}
 
     async def get(source: MediaUrl) -> None:
@@ -57,4 +63,12 @@ async def fetch_sources(
             raise error.at(source.where) from None
 
     await concurrently(wanted.values(), get, at_once=_FETCHES_AT_ONCE)
-    return [Media(source.modality, got[source.url]) if isinstance(source, MediaUrl) else source for source in sources]
+
+    def fetched(source: Source) -> Fetched:
+        if isinstance(source, MediaUrl):
+            return Media(source.modality, got[source.url])
+        if isinstance(source, Document) and isinstance(url := source.document, MediaUrl):
+            return replace(source, document=Media(url.modality, got[url.url], PDF))
+        return source
+
+    return [fetched(source) for source in sources]

@@ -23,7 +23,7 @@ from semel.engine.vllm.model.item import lay_out, make_item, parse, to_tensors
 from semel.engine.vllm.model.prompt_rules import supported_modalities
 from semel.engine.vllm.model.video import VideoLoader
 from semel.errors import ConfigError, InvalidRequest, MediaDegenerate, MediaUndecodable
-from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, decode_image, size_from_header
+from semel.media import DecodeLimits, Pieces, cut_audio, decode_audio, image_of, image_size
 from semel.processing import Family, family_of, read_config
 from semel.processing.fingerprint import Within, fingerprint
 from semel.processing.folder import code_files, find_tokenizer, runs_code
@@ -177,7 +177,7 @@ class VllmProcessor:
 
     def lay_out_header(self, media: Media, options: Mapping[str, object] | None = None) -> Layout | None:
         """Return the layout of an image, if its header tells it; nothing is decoded then or otherwise."""
-        if media.modality != "image" or (size := size_from_header(media.data, self.limits)) is None:
+        if media.modality != "image" or (size := image_size(media, self.limits)) is None:
             return None
         return self.header_layouts.find(size, options or {})
 
@@ -193,7 +193,7 @@ class VllmProcessor:
 
     def _decode(self, media: Media, reading: Mapping[str, Any] = MappingProxyType({})) -> Any:
         if media.modality == "image":
-            return decode_image(media.data, self.limits)
+            return image_of(media, self.limits)
         if media.modality == "audio":
             rate = self.processor.data_parser.audio_resampler.target_sr
             rate = rate or self.processor.info.get_feature_extractor().sampling_rate

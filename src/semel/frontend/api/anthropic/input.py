@@ -104,8 +104,8 @@ def _add_blocks(role: str, blocks: list[Any], where: str, made: Messages) -> Non
             case "text":
                 if text := string_of(block.get("text"), f"{place}.text"):
                     turn.parts.append({"type": "text", "text": text})
-            case "image":
-                turn.parts.append(_image(block, place))
+            case "image" | "document" as kind:
+                turn.parts += _document(block, place) if kind == "document" else [_image(block, place)]
                 turn.numbers.append(len(made.numbers) + len(turn.numbers))
             case "thinking":
                 turn.reasoning.append(string_of(block.get("thinking"), f"{place}.thinking"))
@@ -141,8 +141,8 @@ def _add_result(block: dict[str, Any], where: str, made: Messages, images_before
             match type_of(part, place):
                 case "text":
                     texts.append(string_of(part.get("text"), f"{place}.text"))
-                case "image":
-                    images.append(_image(part, place))
+                case "image" | "document" as kind:
+                    images += _document(part, place) if kind == "document" else [_image(part, place)]
                     made.numbers.append(len(made.numbers) + images_before)
                 case "tool_reference":
                     name = part.get("tool_name") or part.get("name")
@@ -161,6 +161,21 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     name = string_of(block.get("name"), f"{where}.name")
     call_id = string_of(block.get("id"), f"{where}.id")
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _document(block: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """A document, after its title and its context, which are texts for the model."""
+    citations = block.get("citations")
+    if isinstance(citations, dict) and citations.get("enabled"):
+        raise InvalidRequest.of(f"{where}.citations", "cannot be made: the model sees pages as images, and no text")
+    texts = [text for name in ("title", "context") if (text := optional_string(block.get(name), f"{where}.{name}"))]
+    source = object_of(block.get("source"), f"{where}.source")
+    options = {name: block[name] for name in ("page_range", "dpi") if block.get(name) is not None}
+    if source.get("type") == "file":
+        part: dict[str, Any] = {"type": "file", "file": {**file_of(source.get("file_id")), **options}}
+    else:
+        part = {"type": "document", "source": source, **options}
+    return [*({"type": "text", "text": text} for text in texts), part]
 
 
 def _image(block: dict[str, Any], where: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ CUSTOM_INPUT: Final = "input"
 _TEXTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _OPEN: Final = ("in_progress", "incomplete")
-_FILE: Final = ("file_data", "file_id")
+_FILE: Final = ("file_data", "file_id", "file_url", "page_range", "dpi")
 _SUPPORTED: Final = (
     "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output and reasoning"
 )
