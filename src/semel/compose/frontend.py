@@ -37,6 +37,7 @@ from semel.settings.secrets import read_api_keys
 from semel.shutdown import ShutdownSignal
 from semel.sizing import usable_cores
 from semel.store.bindings import open_bindings
+from semel.store.records import SealedRecords
 from semel.store.responses import open_responses
 from semel.store.store import open_store
 from semel.telemetry import metrics
@@ -83,6 +84,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
 
     serving = settings.serving
     keys = process_keys(settings.key_file, settings.key_dir, "frontend")
+    stored_files, _, responses = serving.media_stores()
     sources, fetching = _address_sources(settings.discovery), FetchOptions.of(serving.fetch)
     api_keys, tls = read_api_keys(serving.keys), serving.tls.context()
     collector = trace_collector(serving.logs.otlp_traces_endpoint)
@@ -98,12 +100,14 @@ async def run_frontend(settings: FrontendSettings) -> None:
         metrics_per_tenant=serving.metrics_per_tenant,
         max_file_bytes=serving.fetch.limits.max_bytes,
         cell=serving.cell.name,
-        media_store=(store := open_store(serving.media_stores()[0], keys.hashing)),
+        media_store=(store := open_store(stored_files, keys.hashing)),
     )
     tracing = start_tracing(collector, "semel-frontend", serving.cell.name)
     cache = create_cache(serving.cache.kind, serving.cache.capacity_bytes)
     bindings = open_bindings(serving.media_store, keys.hashing)
     parts = _Parts(settings, keys, cache, FileSources.of(store, bindings), sources, fetching)
+    if responses is not None and (records := open_store(responses, keys.hashing)) is not None:
+        service.response_records = SealedRecords(records, keys.hashing)
     log_requests = not serving.disable_access_log
     hosts = allowed_hosts_at(serving.server.host, serving.peers.allowed_hosts, has_keys=bool(api_keys))
     app = create_app(
@@ -145,6 +149,8 @@ async def run_frontend(settings: FrontendSettings) -> None:
         if bindings is not None:
             parts.meter.watch(parts.files.samples)
             stack.callback(asyncio.create_task(bindings.run()).cancel)
+        if service.response_records is not None:
+            stack.callback(asyncio.create_task(service.response_records.run()).cancel)
         log_missing_metrics_port(serving, api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
@@ -316,7 +322,7 @@ class _Parts:
         return pool
 
     def _fetcher(self, stack: contextlib.AsyncExitStack) -> Fetcher:
-        policy, (_, stored) = self.fetching.policy, self.settings.serving.media_stores()
+        policy, (_, stored, _) = self.fetching.policy, self.settings.serving.media_stores()
         scope = repr((policy.allowed_domains, policy.allow_http, policy.allowed_networks)).encode()
         responses = open_responses(stored, self.keys.hashing, scope, self.fetching.limits.max_bytes)
         if responses is not None:
