@@ -257,7 +257,8 @@ class Life:
         self, reply: httpx.Response, id_: str, frontend: int, tenant: tuple[str, str | None], request: Mapping[str, Any]
     ) -> None:
         """Whether it is somebody else's, is gone or never was: the answer is the same, but for the id."""
-        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "previous_response_not_found"), reply.text
+        assert reply.status_code == 404, reply.text
+        assert reply.json()["error"]["code"] == "previous_response_not_found"
         assert reply.json()["error"]["param"] == "previous_response_id"
         nobody = "resp_" + "0" * 32
         json_ = {**request, "previous_response_id": nobody}
@@ -276,7 +277,8 @@ class Life:
         reply = await self.world.ask(frontend, tenant, "GET", one)
         if not self.has(id_, tenant):
             self.count("unknown")
-            assert (reply.status_code, reply.json()["error"]["code"]) == (404, "response_not_found"), reply.text
+            assert reply.status_code == 404, reply.text
+            assert reply.json()["error"]["code"] == "response_not_found"
             return
         self.count("found")
         known = self.known[id_]

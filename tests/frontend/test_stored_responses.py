@@ -18,11 +18,12 @@ from semel.frontend.api.responses import stored as stored_module
 from semel.frontend.api.responses.stored import Conversation
 from semel.frontend.routes import response_store
 from semel.render import ChatRenderer
-from semel.store.names import file_id, owner_name
+from semel.store.names import owner_name
 from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 from tests.effort import examples
 from tests.frontend.conversing import ANSWERS, RESPONSES, TENANTS, TTL_S, Conversing, Life, conversing, final_of, image
+from tests.security.worlds import share_records
 
 LIVES = examples(60)
 STEPS = 30
@@ -64,13 +65,6 @@ async def test_in_any_life_a_response_is_what_its_client_was_answered(world: Con
 async def test_in_two_thousand_lives_a_response_is_what_its_client_was_answered(world: Conversing) -> None:
     counts = await lives(world, 2_000)
     assert counts["media gone"] > 0
-
-
-def _all_tenants_alike(patch: pytest.MonkeyPatch) -> None:
-    content = SealedRecords._content
-    patch.setattr(SealedRecords, "_content", lambda self, _, name: content(self, Tenant(), name))
-    patch.setattr("semel.store.store.owner_name", lambda _, key: f"{key.id}-{'0' * 32}")
-    patch.setattr("semel.store.records.file_id", lambda content, _, key: file_id(content, "", key))
 
 
 def _without_salt(patch: pytest.MonkeyPatch) -> None:
@@ -119,24 +113,22 @@ def _written_after_the_event(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(response_store.ResponseWriter, "_write", later)
 
 
-def _ids_twice(patch: pytest.MonkeyPatch) -> None:
-    prefixes = dict.fromkeys(stored_module._PREFIXES, "item")
-    patch.setattr(stored_module, "_PREFIXES", prefixes)
+def _only_new_items(patch: pytest.MonkeyPatch) -> None:
     stored_items = stored_module.stored_items
-    patch.setattr(
-        response_store,
-        "stored_items",
-        lambda *rest: stored_items(rest[0], "x", Conversation(), rest[3][rest[2].media :]),
-    )
+
+    def only_new(items: Any, name: str, before: Conversation, files: Any) -> bytes:
+        return stored_items(items, name, Conversation(), files[before.media :])
+
+    patch.setattr(response_store, "stored_items", only_new)
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "tenants share their responses": _all_tenants_alike,
+    "tenants share their responses": share_records,
     "salts share their responses": _without_salt,
     "a frontend believes its own index": _believing_the_index,
     "calls and reasoning are forgotten": _without_the_last_answer,
     "the event is sent before the write": _written_after_the_event,
-    "only the last items are kept": _ids_twice,
+    "only the new items are kept": _only_new_items,
 }
 
 
