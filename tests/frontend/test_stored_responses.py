@@ -15,6 +15,7 @@ import pytest
 
 from semel.core import Tenant
 from semel.frontend.api.responses import stored as stored_module
+from semel.frontend.api.responses.input import add_items
 from semel.frontend.api.responses.stored import Conversation
 from semel.frontend.routes import response_store
 from semel.render import ChatRenderer
@@ -79,23 +80,11 @@ def _believing_the_index(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MediaStore, "find", locate)
 
 
-def _without_the_last_answer(patch: pytest.MonkeyPatch) -> None:
-    decode = stored_module.msgspec.json.decode
+def _only_messages(patch: pytest.MonkeyPatch) -> None:
+    def only_messages(items: Any, where: str, made: Any) -> None:
+        add_items([item for item in items if item["type"] == "message"], where, made)
 
-    class Forgetful:
-        Struct, DecodeError = stored_module.msgspec.Struct, stored_module.msgspec.DecodeError
-
-        class json:  # noqa: N801
-            encode = staticmethod(stored_module.msgspec.json.encode)
-
-            @staticmethod
-            def decode(data: Any, **options: Any) -> Any:
-                made = decode(data, **options)
-                if options:
-                    made.output = [one for one in made.output if one["type"] == "message"]
-                return made
-
-    patch.setattr(stored_module, "msgspec", Forgetful)
+    patch.setattr(stored_module, "add_items", only_messages)
 
 
 def _written_after_the_event(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +115,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "tenants share their responses": share_records,
     "salts share their responses": _without_salt,
     "a frontend believes its own index": _believing_the_index,
-    "calls and reasoning are forgotten": _without_the_last_answer,
+    "calls and reasoning are forgotten": _only_messages,
     "the event is sent before the write": _written_after_the_event,
     "only the new items are kept": _only_new_items,
 }
@@ -158,6 +147,9 @@ async def test_a_store_that_fails_fails_no_answer_and_the_answer_says_that_it_is
     answer = await create(world, stream=stream)
     assert (answer["store"], answer["output"][0]["content"][0]["text"]) == (False, "hello there")
     assert world.frontends[0].service.stored_responses == {"failed": 1}
+    calls = len(world.records.calls)
+    assert (await create(world, stream=stream))["store"] is False
+    assert len(world.records.calls) == calls  # it is not asked again at once
     getattr(world, broken).fault = ""
     reply = await world.ask(1, ACME, "GET", f"{RESPONSES}/{answer['id']}")
     assert reply.status_code == 404
@@ -177,7 +169,9 @@ async def test_a_frontend_that_is_killed_at_any_write_leaves_a_whole_response_or
     assert (reply.status_code == 200) is has_ended is bool(writes)
 
 
-async def test_a_response_is_unknown_until_its_last_event_and_then_known_everywhere(world: Conversing) -> None:
+async def test_a_response_is_unknown_until_its_last_event_and_then_known_everywhere(
+    world: Conversing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers, end = world.answer.outputs(streamed=True), asyncio.Event()
 
     class Waiting:
@@ -193,7 +187,7 @@ async def test_a_response_is_unknown_until_its_last_event_and_then_known_everywh
     async def submit(_: Any) -> Any:
         return Waiting()
 
-    world.frontends[0].engine.submit = submit  # type: ignore[method-assign]
+    monkeypatch.setattr(world.frontends[0].engine, "submit", submit)
     asking = asyncio.create_task(world.ask(0, ACME, "POST", RESPONSES, json={**LOOK, "stream": True}))
     for _ in range(20):
         await asyncio.sleep(0)

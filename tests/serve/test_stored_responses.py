@@ -80,7 +80,7 @@ def test_a_response_is_continued_read_and_deleted_at_the_other_frontend_also_aft
     items = list(one.responses.input_items.list(next_turn.id, order="asc", limit=1))
     assert [item.type for item in items] == ["message", "message", "message"]
     (part, _) = items[0].content  # type: ignore[union-attr, misc]
-    content = other.files.content(part.file_id).content  # type: ignore[union-attr]
+    content = other.files.content(str(part.to_dict()["file_id"])).content
     assert base64.b64encode(content).decode() == picture["image_url"].partition(",")[2]
 
     with one.responses.create(model=pair.model, input="count", stream=True, max_output_tokens=400) as stream:

@@ -36,10 +36,10 @@ from semel.settings.frontend import CacheKind, DiscoverySettings, FrontendSettin
 from semel.settings.secrets import read_api_keys
 from semel.shutdown import ShutdownSignal
 from semel.sizing import usable_cores
-from semel.store.bindings import open_bindings
-from semel.store.records import SealedRecords
+from semel.store.bindings import BucketBindings, open_bindings
+from semel.store.records import SealedRecords, open_records
 from semel.store.responses import open_responses
-from semel.store.store import open_store
+from semel.store.store import MediaStore, open_store
 from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.logs import log_samples
@@ -101,13 +101,12 @@ async def run_frontend(settings: FrontendSettings) -> None:
         max_file_bytes=serving.fetch.limits.max_bytes,
         cell=serving.cell.name,
         media_store=(store := open_store(stored_files, keys.hashing)),
+        response_records=open_records(responses, keys.hashing),
     )
     tracing = start_tracing(collector, "semel-frontend", serving.cell.name)
     cache = create_cache(serving.cache.kind, serving.cache.capacity_bytes)
     bindings = open_bindings(serving.media_store, keys.hashing)
     parts = _Parts(settings, keys, cache, FileSources.of(store, bindings), sources, fetching)
-    if responses is not None and (records := open_store(responses, keys.hashing)) is not None:
-        service.response_records = SealedRecords(records, keys.hashing)
     log_requests = not serving.disable_access_log
     hosts = allowed_hosts_at(serving.server.host, serving.peers.allowed_hosts, has_keys=bool(api_keys))
     app = create_app(
@@ -145,12 +144,8 @@ async def run_frontend(settings: FrontendSettings) -> None:
         stack.callback(LoopLag(parts.meter).close)
         if store is not None:
             parts.meter.watch(store.samples)
-            stack.callback(asyncio.create_task(store.run()).cancel)
-        if bindings is not None:
-            parts.meter.watch(parts.files.samples)
-            stack.callback(asyncio.create_task(bindings.run()).cancel)
-        if service.response_records is not None:
-            stack.callback(asyncio.create_task(service.response_records.run()).cancel)
+        parts.meter.watch(parts.files.samples)
+        _keep(stack, store, bindings, service.response_records)
         log_missing_metrics_port(serving, api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
@@ -175,6 +170,13 @@ async def run_frontend(settings: FrontendSettings) -> None:
         for result in (*ended, *await asyncio.gather(linking, return_exceptions=True)):
             if isinstance(result, Exception):
                 raise result
+
+
+def _keep(stack: contextlib.AsyncExitStack, *stores: MediaStore | BucketBindings | SealedRecords | None) -> None:
+    """Let stores keep to their bounds, until the stack is left."""
+    for store in stores:
+        if store is not None:
+            stack.callback(asyncio.create_task(store.run()).cancel)
 
 
 def _raise_file_limit() -> None:

@@ -12,13 +12,15 @@ from functools import partial
 from typing import Final
 
 from semel.core import Key, Tenant, hash_parts
+from semel.fairness.circuit_breaker import CircuitBreaker
 from semel.store.names import file_id
 from semel.store.seal import Seal
-from semel.store.store import MediaStore
+from semel.store.settings import MediaStoreSettings
+from semel.store.store import MediaStore, open_store
 from semel.store.upload import Pin, Spend, Upload
 from semel.telemetry.logs import SampledLog
 
-__all__ = ["SealedRecords"]
+__all__ = ["SealedRecords", "open_records"]
 
 _NAME_DOMAIN: Final = b"semel.record.1"
 _SEAL_DOMAIN: Final = b"semel.record.seal.1"
@@ -26,6 +28,10 @@ _LARGE: Final = 1 << 20
 """Bytes from which on hashing is work for a thread."""
 
 _ALL: Final = 1 << 62
+_PATIENCE_S: Final = 60.0
+"""More than the store's own timeouts take together."""
+
+_PAUSE_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +43,9 @@ class SealedRecords:
         self._files = files
         self._key = key
         self._seal = Seal(_SEAL_DOMAIN, key)
+        self.breaker = CircuitBreaker(_PATIENCE_S, _PAUSE_S)
+        """For writes that can be left out: while the store is down, not each of a tenant's has to find out."""
+
         self._forgeries = SampledLog(logger, logging.ERROR)
 
     async def read(self, tenant: Tenant, name: str, spend: Spend, pin: Pin) -> memoryview | None:
@@ -68,3 +77,9 @@ class SealedRecords:
     def _content(self, tenant: Tenant, name: str) -> bytes:
         """Return what stands for the content in the IDs of files: it does not depend on the bytes."""
         return hash_parts((_NAME_DOMAIN, *tenant.parts, name.encode()), self._key).digest()
+
+
+def open_records(settings: MediaStoreSettings | None, key: Key) -> SealedRecords | None:
+    """Return the records in the store that the settings name, if they do."""
+    files = None if settings is None else open_store(settings, key)
+    return None if files is None else SealedRecords(files, key)

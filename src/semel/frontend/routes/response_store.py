@@ -25,12 +25,12 @@ from semel.aio import concurrently
 from semel.core import Digest, Media, Tenant
 from semel.errors import (
     Busy,
-    MediaStoreUnavailable,
     MediaTooLarge,
     ServiceError,
     UnknownPreviousResponse,
     excerpt,
 )
+from semel.fairness.circuit_breaker import CircuitOpen
 from semel.frontend.api.responses.events import ResponseCompleted, ResponseIncomplete
 from semel.frontend.api.responses.request import Turn
 from semel.frontend.api.responses.response import Response
@@ -168,8 +168,10 @@ class ResponseWriter:
             packing = partial(pack, answer, items)
             self._waiting.hold(len(answer) + len(items))
             record = await run_if_heavy(packing, light=len(items) <= _LARGE)
-            await self._stored.records.write(self._tenant, self.name, record, self._pin)
-        except (MediaStoreUnavailable, MediaTooLarge, Busy):
+            records = self._stored.records
+            writing = partial(records.write, self._tenant, self.name, record, self._pin)
+            await records.breaker.call(self._tenant.name, writing)
+        except (CircuitOpen, MediaTooLarge, Busy):
             return False
         return True
 
@@ -185,8 +187,8 @@ class ResponseWriter:
                 await files.put(tenant, upload, self._pin)
 
         try:
-            await concurrently(media.items(), put)
-        except (MediaStoreUnavailable, MediaTooLarge, Busy):
+            await self._stored.records.breaker.call(tenant, partial(concurrently, media.items(), put))
+        except (CircuitOpen, MediaTooLarge, Busy):
             return False
         self._waiting.drop(sum(one.nbytes for one in media.values()))
         return True
