@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 
-from semel.core import Tenant
+from semel.core import Feature, Media, Tenant
 from semel.frontend.api.responses import stored as stored_module
 from semel.frontend.api.responses.input import add_items
 from semel.frontend.api.responses.stored import Conversation
 from semel.frontend.routes import response_store
+from semel.frontend.service import ServedModel
 from semel.render import ChatRenderer
+from semel.render.documents import Documents
 from semel.store.names import owner_name
 from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 from tests.effort import examples
 from tests.frontend.conversing import ANSWERS, RESPONSES, TENANTS, TTL_S, Conversing, Life, conversing, final_of, image
+from tests.frontend.test_documents import LIMITS, Desk, data_url
+from tests.render.drawn import drawn
 from tests.security.worlds import share_records
 
 LIVES = examples(60)
@@ -218,6 +222,31 @@ async def test_an_image_is_stored_once_however_often_it_is_sent(world: Conversin
     listed = (await world.ask(0, ACME, "GET", "/v1/files")).json()["data"]
     assert len(listed) == 1
     assert world.files.calls.count("put") == 1
+
+
+async def test_a_document_is_stored_as_one_file_and_continued_with_all_its_pages(world: Conversing) -> None:
+    async def process(media: Media, options: Mapping[str, object], **_: object) -> Feature:
+        return drawn(Media("image", b"%d" % (10 * media.page.number) if media.page else media.data))
+
+    for one in world.frontends:
+        serving = one.service.serving()
+        pipeline = replace(serving.pipeline, process=process, documents=Documents(Desk().count, LIMITS))
+        one.service.begin(ServedModel(serving.fleet, serving.contract, pipeline))
+    document = {"type": "input_file", "file_data": data_url(), "page_range": "1-3"}
+    content = [image(1), document, image(2), document, {"type": "input_text", "text": "look"}]
+    first = await create(world, input=[{"role": "user", "content": content}])
+    asked = world.prompt()
+    assert first["store"] is True
+    assert len(asked[1]) == 2 + 2 * 3
+    (item,) = (await world.ask(1, ACME, "GET", f"{RESPONSES}/{first['id']}/input_items")).json()["data"]
+    kinds = ["input_image", "input_file", "input_image", "input_file"]
+    ids = [part["file_id"] for part in item["content"][:4]]
+    assert [part["type"] for part in item["content"][:4]] == kinds
+    assert ids[1] == ids[3] and len(set(ids)) == 3
+    assert not [part for part in item["content"] if "file_data" in part]
+    await create(world, 1, input="again", previous_response_id=first["id"])
+    assert world.prompt()[1] == asked[1]
+    assert len((await world.ask(0, ACME, "GET", "/v1/files")).json()["data"]) == 3
 
 
 async def test_instructions_are_not_carried_over(world: Conversing) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from semel.core import Modality
+from semel.media.signature import FileKind
 
 __all__ = ["FRONTEND", "Payer", "Pin", "Spend", "Upload", "no_pin"]
 
@@ -51,5 +51,5 @@ class Upload:
     ttl_s: int | None = None
     """Seconds for which it is kept, if not the store's own."""
 
-    modality: Modality | None = None
-    """The modality as which it was sent in a request; otherwise its first bytes tell."""
+    modality: FileKind | None = None
+    """The kind as which it was sent in a request; otherwise its first bytes tell."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self
@@ -39,6 +39,7 @@ from semel.frontend.budget import Account, Loan
 from semel.frontend.http.body import charge_values
 from semel.frontend.limits import BodyLimits
 from semel.frontend.service import FrontendState
+from semel.media.signature import SIGNATURE_BYTES, kind_of
 from semel.render import ParsedRequest
 from semel.render.offload import run_if_heavy
 from semel.store import Upload
@@ -126,11 +127,7 @@ class ResponseWriter:
         storing = partial(stored_items, turn.input, self.name, self._before, files)
         turn.input = None
         light = self._account.charged <= _LIGHT
-        new = {
-            content: media
-            for content, item in zip(parsed.contents, parsed.items, strict=True)
-            if isinstance(media := parsed.media[item.digest], Media)
-        }
+        new = parsed.sent
         try:
             items = await run_if_heavy(storing, light=light)
             self._waiting.hold(len(items) + sum(media.nbytes for media in new.values()))
@@ -175,15 +172,18 @@ class ResponseWriter:
             return False
         return True
 
-    async def _upload(self, media: dict[Digest, Media]) -> bool:
+    async def _upload(self, media: Mapping[Digest, Media]) -> bool:
         """Store the media that are not stored yet as files of the tenant. Returns whether all of them are."""
         files, tenant = self._stored.files, self._tenant.name
 
         async def put(entry: tuple[Digest, Media]) -> None:
             content, one = entry
-            if (found := await files.locate(tenant, content)) is None or found.modality != one.modality:
+            kind = kind_of(one.data[:SIGNATURE_BYTES])
+            if kind != "document":  # what it was sent as counts
+                kind = one.modality
+            if (found := await files.locate(tenant, content)) is None or found.modality != kind:
                 hashed = await run_if_heavy(partial(blake3, one.data), light=one.nbytes <= _LARGE)
-                upload = Upload(one.data, hashed.digest(), name="", purpose="user_data", modality=one.modality)
+                upload = Upload(one.data, hashed.digest(), name="", purpose="user_data", modality=kind)
                 await files.put(tenant, upload, self._pin)
 
         try:
