@@ -14,13 +14,13 @@ import pytest
 
 from semel.media.fetch.url import WebUrl, parse_url
 from semel.render import ChatRenderer, Conversation
-from tools.fuzz import chat, planted, safetensors_file, url, wire
+from tools.fuzz import chat, pdf, planted, safetensors_file, url, wire
 from tools.fuzz.oracle import Finding, bounded
 from tools.fuzz.running import Outcome, fuzz
 from tools.fuzz.target import CORPUS, Target, TooSlow, timed
 from tools.fuzz.targets import TARGETS, find
 
-MAX_FILES = 200
+MAX_FILES = 220
 MAX_BYTES = 300_000
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -176,3 +176,10 @@ def test_a_short_run_of_the_fuzzer_finds_nothing(target: Target, tmp_path: Path)
     assert outcome.error is None, outcome.log[-4_000:]
     assert outcome.executions > len(target.inputs())
     assert outcome.coverage > 10, "nothing guides the fuzzer: what does the target instrument?"
+
+
+def test_a_page_of_another_size_than_its_header_says_is_found_S5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is what is checked before it is drawn."""
+    monkeypatch.setattr(pdf, "image_size", lambda *_: (9, 9))
+    with pytest.raises(Finding, match="and not of"):
+        pdf.run(pdf.seeds()["plain"])

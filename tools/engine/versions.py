@@ -48,7 +48,7 @@ BENCH_NAMES: Final = tuple(
         ("distributed.device_communicators.shm_object_storage", "SingleWriterShmObjectStorage"),
         ("distributed.device_communicators.shm_object_storage", "SingleWriterShmRingBuffer"),
         ("entrypoints.cli.serve", "ServeSubcommand"),
-        ("entrypoints.openai", "api_server"),
+        ("entrypoints.openai", "api_server run_batch"),
         ("entrypoints.serve.utils.api_utils", "cli_env_setup"),
         ("multimodal.inputs", "MultiModalFeatureSpec"),
         ("multimodal.utils", "get_mm_features_in_window"),
