@@ -15,6 +15,8 @@ from tools.resolution import changes, pinned
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
+PINNED = {*PACKAGES, "pypdfium2"}
+"""The second is in no fingerprint: its version is in the identity of each page that it draws."""
 
 
 def includes(extra: str) -> set[str]:
@@ -28,19 +30,19 @@ def has_upper_bound(requirement: Requirement) -> bool:
 
 
 def test_the_packages_of_the_fingerprint_are_one_extra_that_frontends_and_workers_include() -> None:
-    assert {requirement.name for requirement in EXTRAS["preprocessing"]} == set(PACKAGES)
+    assert {requirement.name for requirement in EXTRAS["preprocessing"]} == PINNED
     assert "preprocessing" in includes("frontend")
     assert "preprocessing" in includes("worker")
 
 
 def test_what_changes_features_and_what_is_subclassed_has_an_upper_bound() -> None:
     bounded = {requirement.name for lines in EXTRAS.values() for requirement in lines if has_upper_bound(requirement)}
-    assert {*PACKAGES, "aiohttp", "httptools", "jinja2", "uvicorn", "vllm"} <= bounded
+    assert {*PINNED, "aiohttp", "httptools", "jinja2", "uvicorn", "vllm"} <= bounded
 
 
 def test_the_versions_that_containers_pin_are_within_the_bounds() -> None:
     pins = pinned()
-    assert pins.keys() == set(PACKAGES)
+    assert pins.keys() == PINNED
     for requirement in EXTRAS["preprocessing"]:
         assert requirement.specifier.contains(pins[requirement.name]), (
             f"{requirement} takes no {pins[requirement.name]}"

@@ -276,8 +276,8 @@ MUTANTS: Final[Sequence[Mutant]] = (
     Mutant(
         "inspection in the pool has no tenant",
         "render/inspector.py",
-        "group=request, tenant=request.tenant\n            )\n            self.layouts.put(digest, layout)",
-        "group=request\n            )\n            self.layouts.put(digest, layout)",
+        "await lay_out(media, options, group=request, tenant=request.tenant)",
+        "await lay_out(media, options, group=request)",
         "tests/render/test_tenants_in_the_pool.py::test_what_is_inspected_in_the_pool_is_its_tenants",
     ),
     Mutant(

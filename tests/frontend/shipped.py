@@ -106,6 +106,9 @@ class DrawnPool:
     async def cut(self, media: Media, spend: Callable[[int], None]) -> Any:
         raise NotImplementedError
 
+    async def count_pages(self, document: Media, **_: object) -> int:
+        raise NotImplementedError
+
     async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         raise NotImplementedError
 

@@ -224,7 +224,7 @@ def test_an_error_in_a_stream_ends_it_with_an_event_of_its_own(server: Agents, c
         ({"tool_choice": {"type": "tool"}, "tools": [LOOK]}, "tool_choice.name", "must be a string"),
         ({"messages": []}, "messages", "at least one entry"),
         ({"messages": [{"role": "bot", "content": ""}]}, "messages[0].role", "must be one of"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]", "document"),
+        ({"messages": [{"role": "user", "content": [{"type": "thing"}]}]}, "messages[0].content[0]", "thing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]},
             "messages[0].content[0]",

@@ -114,7 +114,7 @@ def test_an_array_that_is_not_contiguous_is_made_so_E5(loaded: dict[str, HfProce
 
 def copies_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = HfProcessor._decode
-    monkeypatch.setattr(HfProcessor, "_decode", lambda self, media: decode(self, media).copy())
+    monkeypatch.setattr(HfProcessor, "_decode", lambda self, media, *options: decode(self, media, *options).copy())
 
 
 def copies_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
