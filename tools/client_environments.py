@@ -28,8 +28,8 @@ class Client:
 
 
 CLIENTS: Final = (
-    Client("openai", "3.49.0", "openai", semel_only=("files", "documents")),
-    Client("openai-agents", "0.24.0", "agents"),
+    Client("openai", "3.49.0", "openai", semel_only=("files", "documents", "stored responses")),
+    Client("openai-agents", "0.24.0", "agents", semel_only=("stored responses",)),
     Client("anthropic", "2.8.0", "anthropic", semel_only=("documents",)),
     Client("langchain-openai", "1.7.3", "langchain"),
     Client("llama-index-llms-openai-like", "0.8.1", "llama_index"),

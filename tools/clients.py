@@ -116,7 +116,9 @@ def _servers(running: Sequence[str] | None) -> Iterator[_Servers]:
             yield _Servers({"semel": running[0], "vllm": running[1]}, Path(running[2]))
             return
         folder = speaking(build("qwen2-vl", home / "built"), home / "model")
-        with serving_both(folder, home, *_FLAGS, only_ours=("--media-store", str(home / "media"))) as both:
+        with serving_both(
+            folder, home, *_FLAGS, only_ours=("--media-store", str(home / "media"), "--store-responses")
+        ) as both:
             yield _Servers({"semel": both.served.url, "vllm": both.bare_url}, folder)
 
 

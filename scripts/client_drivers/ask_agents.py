@@ -61,6 +61,29 @@ def main() -> None:
         call = {"tools": [weather], "tool_use_behavior": "stop_on_first_tool"}
         tell(api, "tools", lambda: run(model, TEXT, LONG, **call))  # noqa: B023
         tell(api, "structured", lambda: run(model, TEXT, LONG, output_type=Place))  # noqa: B023
+        if api == "responses":
+            tell("stored responses", "image", lambda: stored(model))  # noqa: B023
+
+
+def stored(model: Any) -> Any:
+    """An agent that sends each turn alone, and one that sends all of them."""
+    settings = agents.ModelSettings(temperature=0, max_tokens=LONG)
+    agent = agents.Agent(
+        name="clerk", instructions="Be brief.", model=model, model_settings=settings, output_type=Place
+    )
+    parts = [{"type": "input_image", "image_url": data_url(), "detail": "auto"}]
+
+    async def ask() -> Any:
+        first = await agents.Runner.run(agent, user(parts))
+        turn = await agents.Runner.run(agent, TEXT, previous_response_id=first.last_response_id)
+        whole = await agents.Runner.run(agent, [*first.to_input_list(), *user(TEXT)])
+        prompts = [one.raw_responses[-1].usage.input_tokens for one in (turn, whole)]
+        return {
+            "answered as if all was sent": turn.final_output == whole.final_output,
+            "prompted as if all was sent": prompts[0] == prompts[1] > first.raw_responses[-1].usage.input_tokens,
+        }
+
+    return RUNNER.run(ask())
 
 
 if __name__ == "__main__":

@@ -118,8 +118,32 @@ def documents() -> None:
     tell("documents", "image", ask)
 
 
+def stored() -> None:
+    """Only semel keeps them beyond one process: a turn is sent alone, and is as if all had been sent."""
+
+    def continued() -> Any:
+        create = CLIENT.responses.create
+        first_input = user([{"type": "input_image", "image_url": data_url(), "detail": "auto"}])
+        first = create(**RESPONSE, input=first_input)
+        turn = create(**RESPONSE, input=user(TEXT), previous_response_id=first.id)
+        output = [item.to_dict() for item in first.output]
+        whole = create(**RESPONSE, input=[*first_input, *output, *user(TEXT)], store=False)
+        items = [item.id for item in CLIENT.responses.input_items.list(turn.id, limit=1, order="asc")]
+        retrieved = CLIENT.responses.retrieve(turn.id)
+        CLIENT.responses.delete(turn.id)
+        return {
+            "answered as if all was sent": turn.output_text == whole.output_text,
+            "prompted as if all was sent": turn.usage.input_tokens == whole.usage.input_tokens,
+            "retrieved": retrieved.to_dict() == turn.to_dict(),
+            "items": len(set(items)) == len(items) == 2 + len(output),
+        }
+
+    tell("stored responses", "image", continued)
+
+
 if __name__ == "__main__":
     chats()
     responses()
     files()
     documents()
+    stored()

@@ -156,10 +156,13 @@ class Life:
     uploaded: dict[tuple[str, int], float] = field(default_factory=dict)
     """By tenant and image: until when it is a file."""
 
+    forgotten: set[tuple[str, int]] = field(default_factory=set)
+    """Files that were deleted: they may come back, and other frontends may not know it for a minute."""
+
     counts: dict[str, int] = field(default_factory=dict)
 
     async def live(self, steps: int) -> None:
-        kinds = [self.create] * 8 + [self.look] * 4 + [self.delete, self.wait]
+        kinds = [self.create] * 8 + [self.look] * 4 + [self.delete, self.wait, self.forget]
         for _ in range(steps):
             await self.draw.choice(kinds)()
 
@@ -219,7 +222,9 @@ class Life:
             return
         if reply.status_code == 404:
             assert before is not None and reply.json()["error"]["code"] == "unknown_media", reply.text
-            assert any(until_s <= world.clock.now_s for until_s in before.media.values()), "its media are all there"
+            gone = {number for number, until_s in before.media.items() if until_s <= world.clock.now_s}
+            gone |= {number for number in before.media if (tenant[0], number) in self.forgotten}
+            assert gone, "its media are all there"
             self.count("media gone")
             return
         assert reply.status_code == 200, reply.text
@@ -317,6 +322,13 @@ class Life:
         self.known[id_].is_stored = False
         self.count("deleted")
         await self.check(id_, tenant, 1 - frontend)
+
+    async def forget(self) -> None:
+        """Delete an image of a conversation."""
+        name, number = self.draw.choice(TENANTS)[0], self.draw.randrange(6)
+        file = f"/v1/files/{public_id(_file(name, number))}"
+        await self.world.ask(self.draw.randrange(2), (name, None), "DELETE", file)
+        self.forgotten.add((name, number))
 
     async def wait(self) -> None:
         self.world.clock.now_s += self.draw.choice([1, TTL_S // 3, TTL_S // 3, TTL_S])
