@@ -11,13 +11,14 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import numpy as np
 import openai
 import pytest
 
 from tests.engine.parity import data_url, draw_image, video
 from tests.serve.both import HELLO, MODEL, Both, asked_of
-from tests.serve.served import SEMEL, image_url, until
+from tests.serve.served import SEMEL, image_url, sum_of, until
 from tests.serve.speaking import CALL_START, THINK_END
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -297,14 +298,19 @@ def test_a_batch_has_the_tokens_of_single_requests_to_both_servers_and_encodes_e
         bodies[str(number)] = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 6}
     lines = [{"custom_id": name, "url": "/v1/chat/completions", "body": body} for name, body in bodies.items()]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    before = [both.served.metric(name) for name in ("semel_pool_processed_total", "semel_encoder_planned_total")]
+    before = _images(both)
     command = [SEMEL, "batch", path, tmp_path / "out.jsonl", "--base-url", both.served.url, "--concurrency", "8"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    after = [both.served.metric(name) for name in ("semel_pool_processed_total", "semel_encoder_planned_total")]
-    assert [new - old for new, old in zip(after, before, strict=True)] == [4, 4]
+    assert [new - old for new, old in zip(_images(both), before, strict=True)] == [4, 4]
     found = {one["custom_id"]: one for one in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
     for name, body in bodies.items():
         for client in (both.ours, both.bare):
             answer = client.chat.completions.create(model=MODEL, **body).choices[0].message.content
             assert found[name]["response"]["body"]["choices"][0]["message"]["content"] == answer
+
+
+def _images(both: Both) -> tuple[float, float]:
+    """The images that were preprocessed, and those that were encoded."""
+    worker = httpx.get(f"{both.admin_url}/metrics", timeout=30).text
+    return both.served.metric("semel_pool_processed_total"), sum_of(worker, "semel_encoder_planned_total")
