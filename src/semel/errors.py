@@ -23,6 +23,8 @@ Who is at fault decides the branch, and the branch decides the HTTP status::
     │   ├── TemplateError       400  the chat template refused the messages
     │   ├── UnknownFeatures     404  items were named by digests that are not held for this tenant
     │   ├── UnknownMedia        404  a file was named that this tenant does not have, or not any more
+    │   ├── UnknownResponse     404  a response was named that this tenant does not have, or not any more
+    │   │   └── UnknownPreviousResponse 404  the one that a request continues
     │   └── UnsupportedEncoding 415  its body is compressed
     ├── ServiceError            semel or the engine is at fault: 5xx
     │   ├── FeatureRejected     500  a feature breaks the model's contract, or does not fit its encoder's output
@@ -87,6 +89,8 @@ __all__ = [
     "TooManyConnections",
     "UnknownFeatures",
     "UnknownMedia",
+    "UnknownPreviousResponse",
+    "UnknownResponse",
     "UnsupportedEncoding",
     "WorkerLost",
     "error_for",
@@ -239,6 +243,19 @@ class UnknownMedia(RequestError):
 
     status = 404
     code = "unknown_media"
+
+
+class UnknownResponse(RequestError):
+    """A response was named that this tenant does not have, or not any more; another tenant's is answered the same."""
+
+    status = 404
+    code = "response_not_found"
+
+
+class UnknownPreviousResponse(UnknownResponse):
+    """The response that a request continues is unknown, in the words of OpenAI's API."""
+
+    code = "previous_response_not_found"
 
 
 class UnsupportedEncoding(RequestError):

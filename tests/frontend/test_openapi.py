@@ -37,6 +37,7 @@ from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, takes
 from semel.frontend.service import FrontendState
 from semel.lab.testing.engine import EchoEngine
 from semel.render import ChatRenderer, Pipeline
+from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 from semel.telemetry import Meter
 from semel.web.errors import error_body, error_response
@@ -117,6 +118,7 @@ async def chatting(folder: Path, renderer: ChatRenderer, keys: Keyring | None = 
     async with rig(folder, replace(drawing.pipeline, process=process), keys=keys) as made:
         made.service.refusals = RefusalLimits(per_s=0)
         made.service.media_store = await store_over(in_memory())
+        made.service.response_records = SealedRecords(await store_over(in_memory()), rigs.KEY)
         with patched(made.engine, talk):
             yield made.app
 
@@ -249,13 +251,15 @@ def test_with_api_keys_the_document_tells_what_needs_one_S17(secured: Served, la
 def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> None:
     told = document()
     store = MediaStore(in_memory(), key=rigs.KEY, capacity_bytes=1 << 30, ttl_s=100)  # not read yet
-    client = TestClient(create_app(FrontendState(refusals=RefusalLimits(per_s=0), media_store=store), Meter()))
+    records, ids = SealedRecords(store, rigs.KEY), {"file_id": f"file-{'0' * 64}", "response_id": f"resp_{'0' * 32}"}
+    state = FrontendState(refusals=RefusalLimits(per_s=0), media_store=store, response_records=records)
+    client = TestClient(create_app(state, Meter()))
     upload: dict[str, Any] = {"files": {"file": b"x"}, "data": {"purpose": "vision"}}
     unread = {"/v1/files": upload, "/v1/files/{file_id}": {}, "/v1/files/{file_id}/content": {}}
     for path, operations in told["paths"].items():
         for method, operation in operations.items():
             request = unread[path] if path in unread and method != "get" else {"json": {}}
-            reply = client.request(method, path.format(file_id=f"file-{'0' * 64}"), **request)
+            reply = client.request(method, path.format(**ids), **request)
             assert reply.status_code == (503 if "503" in operation["responses"] else 200)
             response = operation["responses"][str(reply.status_code)]
             if "$ref" in response:

@@ -12,7 +12,7 @@ from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig
 
 VLLM_FRONTDOOR = {
-    *("/v1/responses/{response_id}", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
+    *("/v1/responses/{response_id}/cancel", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
 

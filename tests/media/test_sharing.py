@@ -379,7 +379,7 @@ def naming_records_without_the_salt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def believing_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.store.responses.compare_digest", lambda *_: True)
+    monkeypatch.setattr("semel.store.seal.compare_digest", lambda *_: True)
 
 
 @pytest.mark.parametrize(

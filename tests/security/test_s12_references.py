@@ -24,6 +24,7 @@ from semel.render import ChatRenderer
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
 from semel.render.media.shared_names import SharedNames
+from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 from tests.frontend.rig import KEY, Rig, rig
 from tests.operations import counting_operations
@@ -32,6 +33,7 @@ from tests.security.worlds import ACME, CHAT, KEYS, RENDER, UMBRA, share_everyth
 from tests.store.stores import PlainObjects, bindings_over
 
 FILES = "/v1/files"
+RESPONSES = "/v1/responses"
 PAIRS = 2
 
 
@@ -55,6 +57,9 @@ async def world(home: Path, renderer: ChatRenderer) -> AsyncIterator[Rig]:
         shared = SharedNames(await bindings_over(PlainObjects()), names)
         shared._breaker = NoTimers(1.0, 1.0)
         pipeline = replace(serving.pipeline, files=FileSources(store, names, shared))
+        records = MediaStore(PlainObjects(), key=KEY, capacity_bytes=1 << 30, ttl_s=1_000_000)
+        await records.refresh()
+        made.service.response_records = SealedRecords(records, KEY)
         made.service.begin(ServedModel(serving.fleet, serving.contract, pipeline))
         yield made
 
@@ -92,6 +97,11 @@ def _name(field: str, name: str) -> dict[str, Any]:
     return {"type": field, field: None, "uuid": name}
 
 
+async def answered(app: Rig, number: int) -> str:
+    """The id of a stored response of acme's."""
+    return str((await ask(app, ACME, "POST", RESPONSES, json={"input": f"say {number}"})).json()["id"])
+
+
 Secret = Callable[[Rig, int], Any]
 PARTS: Mapping[str, tuple[Secret, Callable[[str], dict[str, Any]]]] = {
     **{
@@ -110,10 +120,19 @@ ROUTES = {
     "delete": ("DELETE", "/v1/files/{id}"),
     "after": ("GET", "/v1/files?after={id}"),
 }
+RESPONSE_ROUTES = {
+    "retrieve": ("GET", "/{id}"),
+    "delete": ("DELETE", "/{id}"),
+    "items": ("GET", "/{id}/input_items"),
+    "continue": ("POST", ""),
+    "count": ("POST", "/input_tokens"),
+}
 
 
 def nobody_s(secret: str) -> str:
     """What looks like it, and nobody has."""
+    if secret.startswith("resp_"):
+        return f"resp_{secret[:4:-1]}"
     head, dash, tail = secret.partition("-")
     return f"{head}{dash}{tail[::-1]}" if head == "file" else f"none-{tail}"
 
@@ -158,6 +177,19 @@ async def test_not_one_step_tells_whether_another_tenant_has_what_is_named(app: 
 async def test_not_one_step_of_the_routes_of_files_tells_whether_another_tenant_has_one(app: Rig, route: str) -> None:
     method, path = ROUTES[route]
     await check_steps(app, uploaded, lambda one: (method, path.format(id=one), {}))
+
+
+@pytest.mark.parametrize("route", RESPONSE_ROUTES)
+async def test_not_one_step_of_the_routes_of_responses_tells_whether_another_tenant_has_one(
+    app: Rig, route: str
+) -> None:
+    method, path = RESPONSE_ROUTES[route]
+
+    def request(one: str) -> tuple[str, str, Mapping[str, Any]]:
+        body = {"json": {"input": "go on", "previous_response_id": one}} if method == "POST" else {}
+        return method, RESPONSES + path.format(id=one), body
+
+    await check_steps(app, answered, request)
 
 
 @pytest.mark.parametrize("case", ["a file in file", "an id that was returned in image_url", "a uuid in image_url"])

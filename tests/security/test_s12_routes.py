@@ -157,6 +157,15 @@ PROBES: Mapping[str, tuple[Probe, ...]] = {
             Probe("the same image", partial(_agents, path)),
             Probe("acme as a salt", partial(_agents, path, cache_salt="\0acme\n")),
             Probe("its file", partial(_foreign_file, path)),
+            *(
+                (
+                    Probe(
+                        "its response", lambda loot: {"json": {"input": "x", "previous_response_id": loot.response_id}}
+                    ),
+                )
+                if path.startswith("/v1/responses")
+                else ()
+            ),
         )
         for path in ("/v1/responses", "/v1/messages", "/v1/responses/input_tokens", "/v1/messages/count_tokens")
     },
@@ -196,6 +205,14 @@ PROBES: Mapping[str, tuple[Probe, ...]] = {
             ("GET", "/v1/files/{file_id}"),
             ("DELETE", "/v1/files/{file_id}"),
             ("GET", "/v1/files/{file_id}/content"),
+        )
+    },
+    **{
+        f"{method} {path}": (Probe("its response", lambda loot: {"path": {"response_id": loot.response_id}}),)
+        for method, path in (
+            ("GET", "/v1/responses/{response_id}"),
+            ("DELETE", "/v1/responses/{response_id}"),
+            ("GET", "/v1/responses/{response_id}/input_items"),
         )
     },
     **{

@@ -34,6 +34,7 @@ from semel.render import ChatRenderer, Pipeline
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
 from semel.store.names import owner_name
+from semel.store.records import SealedRecords
 from tests.frontend import rig as rigs
 from tests.frontend.hearing import TOKENIZER
 from tests.frontend.rig import Rig, rig
@@ -69,7 +70,7 @@ class World:
         """What has been done, in numbers that only grow."""
         names = (
             *("semel_mm_cache", "semel_features_sent", "semel_feature_bytes"),
-            *("semel_features_repaired", "semel_media_store"),
+            *("semel_features_repaired", "semel_media_store", "semel_stored_responses"),
         )
         samples = self.app.metrics("semel_").items()
         counted = {
@@ -105,6 +106,9 @@ class Loot:
     media_id: str
     """Of what it has sent, as an answer returned it."""
 
+    response_id: str
+    """Of a stored response."""
+
     answer: Mapping[str, Any]
     """Of what was sent packed: it tells the digests of these bytes, and their tags."""
 
@@ -132,7 +136,10 @@ async def chatting(folder: Path, renderer: ChatRenderer) -> AsyncIterator[World]
         fields: dict[Modality, dict[str, Field]] = {"image": {"pixel_values": Field("uint8", (FEATURE_BYTES,))}}
         made.service.refusals = RefusalLimits(per_s=0)  # or refusals would wait
         made.service.media_store = store = await store_over(in_memory(), key=rigs.KEY)
-        pipeline = replace(serving.pipeline, files=FileSources.of(store, await bindings_over(in_memory())))
+        made.service.response_records = SealedRecords(await store_over(in_memory(), key=rigs.KEY), rigs.KEY)
+        pipeline = replace(
+            serving.pipeline, files=FileSources.of(store, await bindings_over(in_memory())), key=rigs.KEY
+        )
         made.service.begin(ServedModel(serving.fleet, replace(serving.contract, fields=fields), pipeline))
         made.meter.watch(store.samples)
         yield World(made, drawing.processed)
@@ -205,7 +212,8 @@ async def busy(world: World, key: str) -> Loot:
         answer = (await ok(GENERATE, json=sent)).json()
     upload = await ok("/v1/files", **FILE_FORM)
     (media_id,) = (await ok(CHAT, json={**with_parts({"uuid": NAME}), "return_media_ids": True})).json()["media_ids"]
-    loot = Loot(rendered, file, sent, upload.json()["id"], media_id, answer)
+    response_id = (await ok("/v1/responses", json={"input": "hello"})).json()["id"]
+    loot = Loot(rendered, file, sent, upload.json()["id"], media_id, response_id, answer)
     await until(lambda: world.app.worker.holding(Digest(bytes.fromhex(loot.digest))) is not None)
     await ok(GENERATE, json=rendered)
     await ok(GENERATE, content=loot.unsealed, headers={"content-type": SAFETENSORS})
@@ -247,6 +255,13 @@ def _count_lookups(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
     return found
 
 
+def share_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one tenant has stored is there for all."""
+    for name in ("read", "write", "delete"):
+        call = getattr(SealedRecords, name)
+        monkeypatch.setattr(SealedRecords, name, lambda self, _, *rest, call=call: call(self, Tenant(), *rest))
+
+
 def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The naive frontend: what one tenant has sent is there for all."""
     identity = Pipeline._identity
@@ -260,6 +275,7 @@ def share_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MediaNames, "_memory", lambda self, _: memory(self, Tenant()))
     monkeypatch.setattr("semel.store.bindings.owner_name", lambda _, key: owner_name("", key))
     monkeypatch.setattr("semel.store.store.owner_name", lambda _, key: owner_name("", key))
+    share_records(monkeypatch)
     monkeypatch.setattr(given, "has_tag", lambda *_: True)
     monkeypatch.setattr(given, "feature_digest", lambda feature, _, key: feature_digest(feature, Tenant(), key))
     monkeypatch.setattr(Tenant, "prefix_salt", property(lambda self: self.salt))

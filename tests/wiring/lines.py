@@ -89,6 +89,7 @@ def served_frontend(at: Places) -> Flags:
         "media-store": at.home / "store",
         "media-store-gb": 0.05,
         "media-store-ttl-s": 1_000,
+        "store-responses": True,
         "max-image-pixels": 460_000,
         "min-image-side": 20,
         "max-document-pages": 3,

@@ -49,6 +49,7 @@ FRONTEND: Final[Mapping[str, Seen]] = {
             "test_files_of_the_folder_are_read_up_to_the_limit": "allowed-local-media-path max-media-bytes",
             "test_uploads_lie_in_the_folder_for_their_time_and_within_its_size": "media-store media-store-gb "
             "media-store-ttl-s",
+            "test_a_response_is_stored_and_continued": "store-responses",
             "test_a_medium_over_a_limit_is_refused": "max-image-pixels min-image-side max-video-s max-video-frames "
             "max-video-pixels",
             "test_a_document_over_a_limit_is_refused": "max-document-pages max-document-bytes max-document-dpi",

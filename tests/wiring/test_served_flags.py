@@ -294,7 +294,17 @@ def test_uploads_lie_in_the_folder_for_their_time_and_within_its_size(fleet: Fle
         reply = client.post("/v1/files", files={"file": ("a.png", image())}, data={"purpose": "vision"}).json()
     assert reply["expires_at"] - reply["created_at"] == 1_000
     assert any(path.is_file() for path in (fleet.home / "store").rglob("*"))
-    assert fleet.frontend.metric("semel_media_store_capacity_bytes") == int(0.05 * 2**30)
+    whole = int(0.05 * 2**30)
+    assert fleet.frontend.metric("semel_media_store_capacity_bytes") == whole - whole // 10  # a tenth is for responses
+
+
+def test_a_response_is_stored_and_continued(fleet: Fleet) -> None:
+    """Without the flag the second is 400."""
+    body = {"input": "hello", "max_output_tokens": 1}
+    first = fleet.frontend.post("/v1/responses", body, ACME).json()
+    assert first["store"] is True
+    again = fleet.frontend.post("/v1/responses", {**body, "previous_response_id": first["id"]}, ACME)
+    assert again.status_code == 200, again.text
 
 
 def test_an_upload_over_the_limit_is_refused(fleet: Fleet) -> None:

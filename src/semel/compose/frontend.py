@@ -37,9 +37,10 @@ from semel.settings.frontend import CacheKind, DiscoverySettings, FrontendSettin
 from semel.settings.secrets import read_api_keys
 from semel.shutdown import ShutdownSignal
 from semel.sizing import usable_cores
-from semel.store.bindings import open_bindings
+from semel.store.bindings import BucketBindings, open_bindings
+from semel.store.records import SealedRecords, open_records
 from semel.store.responses import open_responses
-from semel.store.store import open_store
+from semel.store.store import MediaStore, open_store
 from semel.telemetry import metrics
 from semel.telemetry.lag import LoopLag
 from semel.telemetry.logs import log_samples
@@ -84,6 +85,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
 
     serving = settings.serving
     keys = process_keys(settings.key_file, settings.key_dir, "frontend")
+    stored_files, _, responses = serving.media_stores()
     sources, fetching = _address_sources(settings.discovery), FetchOptions.of(serving.fetch)
     api_keys, tls = read_api_keys(serving.keys), serving.tls.context()
     collector = trace_collector(serving.logs.otlp_traces_endpoint)
@@ -99,7 +101,8 @@ async def run_frontend(settings: FrontendSettings) -> None:
         metrics_per_tenant=serving.metrics_per_tenant,
         max_file_bytes=serving.fetch.limits.max_bytes,
         cell=serving.cell.name,
-        media_store=(store := open_store(serving.media_stores()[0], keys.hashing)),
+        media_store=(store := open_store(stored_files, keys.hashing)),
+        response_records=open_records(responses, keys.hashing),
     )
     tracing = start_tracing(collector, "semel-frontend", serving.cell.name)
     cache = create_cache(serving.cache.kind, serving.cache.capacity_bytes)
@@ -142,10 +145,8 @@ async def run_frontend(settings: FrontendSettings) -> None:
         stack.callback(LoopLag(parts.meter).close)
         if store is not None:
             parts.meter.watch(store.samples)
-            stack.callback(asyncio.create_task(store.run()).cancel)
-        if bindings is not None:
-            parts.meter.watch(parts.files.samples)
-            stack.callback(asyncio.create_task(bindings.run()).cancel)
+        parts.meter.watch(parts.files.samples)
+        _keep(stack, store, bindings, service.response_records)
         log_missing_metrics_port(serving, api_keys)
         if serving.metrics_port is not None:
             await stack.enter_async_context(metrics_server(serving, parts.meter, lambda: service.reason).running())
@@ -170,6 +171,13 @@ async def run_frontend(settings: FrontendSettings) -> None:
         for result in (*ended, *await asyncio.gather(linking, return_exceptions=True)):
             if isinstance(result, Exception):
                 raise result
+
+
+def _keep(stack: contextlib.AsyncExitStack, *stores: MediaStore | BucketBindings | SealedRecords | None) -> None:
+    """Let stores keep to their bounds, until the stack is left."""
+    for store in stores:
+        if store is not None:
+            stack.callback(asyncio.create_task(store.run()).cancel)
 
 
 def _raise_file_limit() -> None:
@@ -317,7 +325,7 @@ class _Parts:
         return pool
 
     def _fetcher(self, stack: contextlib.AsyncExitStack) -> Fetcher:
-        policy, (_, stored) = self.fetching.policy, self.settings.serving.media_stores()
+        policy, (_, stored, _) = self.fetching.policy, self.settings.serving.media_stores()
         scope = repr((policy.allowed_domains, policy.allow_http, policy.allowed_networks)).encode()
         responses = open_responses(stored, self.keys.hashing, scope, self.fetching.limits.max_bytes)
         if responses is not None:

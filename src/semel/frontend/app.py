@@ -37,6 +37,7 @@ from semel.frontend.routes.messages import messages_routes
 from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, looks, probes
 from semel.frontend.routes.render import inspection_routes
 from semel.frontend.routes.responses import responses_routes
+from semel.frontend.routes.stored_responses import stored_response_routes
 from semel.frontend.routes.transcriptions import transcription_routes
 from semel.frontend.routes.unsupported import unsupported_routes
 from semel.frontend.service import FrontendState
@@ -121,6 +122,7 @@ def create_app(
             *file_routes(service),
             *inspection_routes(service),
             *unsupported_routes(),
+            *stored_response_routes(service),  # last: any name is an id
         ],
         secured=bool(keys),
         closed=service.unknown_fields_mode == "refuse",
@@ -212,6 +214,8 @@ def _budget_samples(service: FrontendState) -> Iterator[Sample]:
     yield metrics.MEDIA_IN_FLIGHT, budget.in_flight, ()
     yield metrics.MEDIA_IN_FLIGHT_LIMIT, budget.limits.max_bytes, ()
     yield metrics.REQUESTS_WAITING, budget.requests, ()
+    for outcome, count in sorted(service.stored_responses.items()):
+        yield metrics.STORED_RESPONSES, count, (outcome,)
     calls = _called_back(service)
     for code in sorted({code for code, _ in calls}):
         yield metrics.REQUESTS_CALLED_BACK, sum(count for (one, _), count in calls.items() if one == code), (code,)

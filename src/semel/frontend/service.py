@@ -33,6 +33,7 @@ from semel.frontend.http.ignored_fields import IgnoredFields
 from semel.frontend.middleware.concurrency import RequestLimiter
 from semel.frontend.middleware.refusal_rate import RefusalLimits, RefusalThrottle
 from semel.render import Pipeline, check_chars
+from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 
 __all__ = ["FrontendState", "ServedModel"]
@@ -145,6 +146,12 @@ class FrontendState:
 
     media_store: MediaStore | None = None
     """The store of files; without one there are none."""
+
+    response_records: SealedRecords | None = None
+    """The responses that clients may continue, if they are stored."""
+
+    stored_responses: Counter[str] = field(default_factory=Counter)
+    """The number of responses that were to be stored, by what became of them."""
 
     max_file_bytes: int = 64 * MIB
     """The most bytes of one file that is uploaded; over it the answer is 413."""

@@ -148,9 +148,12 @@ class FileSources:
         identity_of: IdentityOf,
         *,
         all_of_them: bool,
-    ) -> list[Digest]:
-        """Remember what was named, and what was sent under a name, or `all_of_them`. Returns the contents' ids."""
-        ids: list[Digest] = []
+    ) -> list[tuple[Digest, Media | None]]:
+        """Remember what was named, and what was sent under a name, or `all_of_them`.
+
+        Returns the contents' ids, each with its bytes if these were sent.
+        """
+        found: list[tuple[Digest, Media | None]] = []
         named = [self._content_of(attachment, tenant) for attachment in attachments]  # before one is bound anew
         documents: set[str] = set()
         for attachment, content, one, item in zip(attachments, named, media, items, strict=True):
@@ -158,7 +161,7 @@ class FileSources:
             if isinstance(one, DocumentPage):
                 if one.where not in documents:
                     documents.add(one.where)
-                    ids.append(one.content)
+                    found.append((one.content, one.document if isinstance(one.document, Media) else None))
                     self.names.add_content(tenant, one.content, "document")
                 continue
             if content is None:
@@ -170,8 +173,8 @@ class FileSources:
             if name is not None:
                 self.names.bind(tenant, name, content)
             self.names.remember_digest(tenant, _reference(identity_of, item.modality, content), item.digest)
-            ids.append(content)
-        return ids
+            found.append((content, one if isinstance(one, Media) else None))
+        return found
 
     def publish(self, attachments: Sequence[Attachment], tenant: Tenant, identity_of: IdentityOf) -> Wait | None:
         """Begin to write the names of attachments to the store. Returns a call that waits for it, if there is any."""

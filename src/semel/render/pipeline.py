@@ -188,7 +188,7 @@ class Pipeline:
         items, media = await run_if_heavy(
             partial(self._identify, resolved, identity_of), light=light and fetched is sources
         )
-        contents: Sequence[Digest] = ()
+        contents: Sequence[tuple[Digest, Media | None]] = ()
         are_written: Wait | None = None
         if intent == "execute" and (request.return_media_ids or any(map(_is_named, attachments))):
             contents = await self.files.remember(
@@ -206,7 +206,8 @@ class Pipeline:
             name,
             spend_feature,
             read_file,
-            tuple(contents),
+            tuple([content for content, _ in contents]),
+            {content: one for content, one in contents if one is not None},
             {item.digest: place for item, place in reversed([*zip(items, places, strict=True)])},
         )
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from semel.cells.settings import CellSettings
 from semel.core.flag import GIB, MAX_PORT, REQUIRED, flag, section
+from semel.errors import ConfigError
 from semel.fleet.ejection import EjectionLimits
 from semel.frontend.limits import BodyLimits, BudgetLimits, ConcurrencyLimits, CorsSettings, RefusalLimits
 from semel.media.decode.limits import DecodeLimits, DocumentLimits, ProcessingLimits
@@ -289,14 +290,23 @@ class ServingSettings:
         group="Logs, metrics and traces",
     )
 
-    def media_stores(self) -> tuple[MediaStoreSettings, MediaStoreSettings | None]:
-        """Return the settings of the store of files, and of that of fetched responses, if frontends share those.
+    def media_stores(self) -> tuple[MediaStoreSettings, MediaStoreSettings | None, MediaStoreSettings | None]:
+        """Return the settings of the stores of files, of fetched responses, and of responses to clients.
 
-        They do if URLs are fetched and their responses are cached at all.
+        Frontends share what they fetch if URLs are fetched and their responses are cached at all. Raises `ConfigError`
+        if responses are to be stored, and there is no store.
         """
-        if self.media_store.location is None or not self.fetch.allowed_domains or not self.fetch.cache_bytes:
-            return self.media_store, None
-        return self.media_store.parted()
+        stored = self.media_store
+        if stored.location is None:
+            if stored.store_responses:
+                raise ConfigError("--store-responses needs a media store; name it with --media-store")
+            return stored, None, None
+        fetches = self.fetch.allowed_domains and self.fetch.cache_bytes
+        used = {"fetched": bool(fetches), "responses": stored.store_responses}
+        files, *parts = stored.parted(*(folder for folder, is_used in used.items() if is_used))
+        remaining = iter(parts)
+        fetched, responses = (next(remaining) if is_used else None for is_used in used.values())
+        return files, fetched, responses
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from hmac import compare_digest
 from typing import Final, TypeVar
 
 import msgspec
-from blake3 import blake3
 
 from semel.core import Digest, Key, hash_parts
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
@@ -31,6 +29,7 @@ from semel.media.fetch.responses import ResponseKey, StoredResponse
 from semel.media.fetch.url import WebUrl
 from semel.store.names import file_id, owner_name
 from semel.store.objects import BucketObjects, open_objects
+from semel.store.seal import Seal
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import REFRESH_S, MediaStore
 from semel.store.upload import Payer, Spend, Upload, no_pin
@@ -43,8 +42,6 @@ _SEAL_DOMAIN: Final = b"semel.response.seal.1"
 _LEASES: Final = "leases"
 _LENGTH: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<d")
-_SEAL_BYTES: Final = 32
-_START: Final = _SEAL_BYTES + _LENGTH.size
 _MAX_HEAD_BYTES: Final = 1 << 17
 """Of a few URLs and header fields, each of which is bounded."""
 
@@ -79,9 +76,9 @@ class BucketResponses:
         self._objects = objects
         self._files = files
         self._key = key
-        self._seal_key = Key(hash_parts((_SEAL_DOMAIN,), key).digest())
+        self._seal = Seal(_SEAL_DOMAIN, key)
         self._scope = scope
-        self._max_bytes = _START + _MAX_HEAD_BYTES + max_bytes
+        self._max_bytes = Seal.NBYTES + _LENGTH.size + _MAX_HEAD_BYTES + max_bytes
         self._clock = clock
         self._leases: set[str] = set()
         """Those that there were at the last sweep."""
@@ -158,28 +155,21 @@ class BucketResponses:
         owner = owner_name(key[0].name, self._key)
         return f"{_LEASES}/{owner}/{self._id(key).hex()}", Payer(owner)
 
-    def _seal(self, digest: Digest, *pieces: bytes | memoryview) -> bytes:
-        hasher = blake3(digest, key=self._seal_key.secret)
-        for piece in pieces:
-            hasher.update(piece)
-        return hasher.digest()
-
     def _pack(self, digest: Digest, response: StoredResponse) -> bytes:
         head = msgspec.msgpack.encode((response.freshness, response.hops))
-        pieces = _LENGTH.pack(len(head)), head, response.data
-        return b"".join((self._seal(digest, *pieces), *pieces))
+        return self._seal.close(digest, _LENGTH.pack(len(head)), head, response.data)
 
     def _unpack(self, digest: Digest, record: memoryview) -> StoredResponse | None:
         """Return a response from its record; None for one that nobody with the key has written under this ID."""
-        if len(record) < _START or not compare_digest(record[:_SEAL_BYTES], self._seal(digest, record[_SEAL_BYTES:])):
+        if (content := self._seal.open(digest, record)) is None:
             return None
-        end = _START + _LENGTH.unpack_from(record, _SEAL_BYTES)[0]
+        end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
         try:
-            freshness, hops = _HEADS.decode(record[_START:end])
+            freshness, hops = _HEADS.decode(content[_LENGTH.size : end])
         except msgspec.DecodeError:  # another version's
             return None
         # Copied piece by piece: one copy of 60 MiB keeps the interpreter from an event loop for 30 ms.
-        pieces = [bytes(record[start : start + _LARGE]) for start in range(end, len(record), _LARGE)]
+        pieces = [bytes(content[start : start + _LARGE]) for start in range(end, len(content), _LARGE)]
         return StoredResponse(b"".join(pieces), freshness, hops)
 
 

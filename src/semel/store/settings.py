@@ -9,8 +9,7 @@ from semel.core.flag import GIB, Group, flag
 
 __all__ = ["MediaStoreSettings"]
 
-_RESPONSES_SHARE: Final = 10
-_RESPONSES_FOLDER: Final = "fetched"
+_PART: Final = 10
 _NAMES_SHARE: Final = 64
 _NAMES_FOLDER: Final = "names"
 
@@ -31,8 +30,9 @@ class MediaStoreSettings:
     capacity_bytes: int = flag(
         10 * GIB,
         "media-store-gb",
-        help="Size of the media store, in GiB, a tenth of it for fetched media; a file counts as 64 KiB at least. Over "
-        "it, files of the tenant that has the most are deleted, least recently used first.",
+        help="Size of the media store, in GiB, a tenth of it for fetched media and one for stored responses; a file "
+        "counts as 64 KiB at least. Over it, files of the tenant that has the most are deleted, least recently used "
+        "first.",
         unit="GiB",
         min=0.001,
     )
@@ -51,12 +51,21 @@ class MediaStoreSettings:
         min=0.1,
     )
 
-    def parted(self) -> tuple[Self, Self]:
-        """Return the settings of a store for files, and of one for a tenth of the bytes, in a folder of its own."""
-        nbytes = self.capacity_bytes // _RESPONSES_SHARE
-        files = replace(self, capacity_bytes=self.capacity_bytes - nbytes)
-        location = None if self.location is None else f"{self.location.rstrip('/')}/{_RESPONSES_FOLDER}"
-        return files, replace(self, location=location, capacity_bytes=nbytes)
+    store_responses: bool = flag(
+        False,
+        help="Keep responses of /v1/responses in the media store, unless a request says `store: false`, so that "
+        "previous_response_id continues them at any frontend. Needs --media-store, takes a tenth of it, and keeps them "
+        "for --media-store-ttl-s.",
+    )
+
+    def parted(self, *folders: str) -> tuple[Self, ...]:
+        """Return the settings of a store for files, and of one with a tenth of the bytes in each of these folders."""
+        nbytes = self.capacity_bytes // _PART
+        parts = (
+            replace(self, location=f"{(self.location or '').rstrip('/')}/{folder}", capacity_bytes=nbytes)
+            for folder in folders
+        )
+        return replace(self, capacity_bytes=self.capacity_bytes - nbytes * len(folders)), *parts
 
     def for_names(self) -> Self:
         """Return the settings of a store for names, which may have a 64th of the bytes in addition."""

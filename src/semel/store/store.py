@@ -128,7 +128,7 @@ class MediaStore:
             revision=1,
             created_s=int(now_s),
             expires_s=int(now_s) + min(upload.ttl_s or self._ttl_s, self._ttl_s),
-            modality=kind_of(bytes(upload.data[:SIGNATURE_BYTES])),
+            modality=upload.modality or kind_of(bytes(upload.data[:SIGNATURE_BYTES])),
             purpose=upload.purpose,
             name=short_name(upload.name),
         )

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from semel.media.signature import FileKind
+
 __all__ = ["FRONTEND", "Payer", "Pin", "Spend", "Upload", "no_pin"]
 
 Spend = Callable[[int], None]
@@ -48,3 +50,6 @@ class Upload:
     purpose: str
     ttl_s: int | None = None
     """Seconds for which it is kept, if not the store's own."""
+
+    modality: FileKind | None = None
+    """The kind as which it was sent in a request; otherwise its first bytes tell."""

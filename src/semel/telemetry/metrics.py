@@ -232,6 +232,11 @@ MEDIA_NAMES_UNSHARED: Final = Metric(
     "semel_media_names_unshared_total",
     "Lookups and writes of names of media (uuid) that did without the media store, since it was down or slow.",
 )
+STORED_RESPONSES: Final = Metric(
+    "semel_stored_responses_total",
+    "Responses that were to be stored by how it ended: stored, or failed (answered with `store: false`).",
+    ("outcome",),
+)
 
 # Connections of clients, the files that decide who may connect, and the cell that they reach.
 CELL_INFO: Final = Metric(

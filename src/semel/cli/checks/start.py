@@ -104,6 +104,7 @@ def _serving_findings(serving: ServingSettings) -> Iterator[Finding]:
     yield from problem_of("API keys", lambda: read_api_keys(serving.keys))
     yield from problem_of("TLS", serving.tls.context)
     yield from problem_of("proxies", lambda: serving.peers.proxies)
+    yield from problem_of("media store", serving.media_stores)
     yield check_sandbox(required=serving.preprocessing.require_sandbox)
 
 

@@ -28,6 +28,7 @@ from semel.web.multipart import Form, FormReader
 __all__ = [
     "CLIENT_CLOSED",
     "BodyLimits",
+    "charge_values",
     "parse",
     "parse_body",
     "read",
@@ -67,11 +68,16 @@ async def read(request: Request, limits: BodyLimits, account: Account) -> bytear
     """Read a JSON body. Charges the memory of its parsed values to the account too."""
     body = bytearray()
     await _receive(request, limits, account, body.extend)
+    await charge_values(body, limits, account)
+    return body
+
+
+async def charge_values(body: bytes | bytearray, limits: BodyLimits, account: Account) -> None:
+    """Charge the memory that the values of a JSON text of any size will take, or refuse the text."""
     if len(body) <= _PIECE:
         take_values(body, limits, account)
     else:
         account.take(_VALUE_BYTES * await asyncio.to_thread(_count_values, body, limits))
-    return body
 
 
 def take_values(body: bytes | bytearray, limits: BodyLimits, account: Account) -> None:

@@ -22,6 +22,8 @@ from semel.web.errors import public_error_body
 __all__ = [
     "DONE",
     "AnswerBuilder",
+    "AnswerWriter",
+    "Closable",
     "EventFormat",
     "EventStream",
     "error_event",
@@ -37,6 +39,22 @@ _ENDING: Final = "semel.stream_ending"
 """The key under which a stream that is being sent has its format, in the request's scope."""
 
 
+class Closable(Protocol):
+    """A part of an answer that ends with it."""
+
+    async def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+class AnswerWriter(Closable, Protocol):
+    """A writer of whole answers."""
+
+    async def settle(self, answer: object) -> None:
+        """Store a whole answer, or that of the event that ends a stream, before it is sent. Other events are none."""
+        ...
+
+
 class EventStream(Response):
     """Server-sent events. They close their streams even if no event was sent or the client disconnected.
 
@@ -47,7 +65,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, streams: Sequence[Stream], events: AsyncIterator[bytes], form: EventFormat | None = None
+        self, streams: Sequence[Closable], events: AsyncIterator[bytes], form: EventFormat | None = None
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -139,25 +157,42 @@ class AnswerBuilder(Protocol):
 
 
 async def respond(
-    stream: Stream, answer: AnswerBuilder, *, streamed: bool, form: EventFormat | None = None
+    stream: Stream,
+    answer: AnswerBuilder,
+    *,
+    streamed: bool,
+    form: EventFormat | None = None,
+    writer: AnswerWriter | None = None,
 ) -> Response:
-    """The response with an answer. It closes the stream when it ends."""
+    """The response with an answer, which is stored by the `writer`. It closes both when it ends."""
     if streamed:
         form = form or EventFormat()
-        return EventStream([stream], _events(stream, answer, form.encode), form)
+        closed = [stream] if writer is None else [stream, writer]
+        return EventStream(closed, _events(stream, answer, form.encode, writer), form)
     try:
-        async for output in stream:
-            answer.add(output)
+        try:
+            async for output in stream:
+                answer.add(output)
+        finally:
+            await stream.close()
+        whole = answer.whole()
+        if writer is not None:
+            await writer.settle(whole)
     finally:
-        await stream.close()
-    return Response(msgspec.json.encode(answer.whole()), media_type="application/json")
+        if writer is not None:
+            await writer.close()
+    return Response(msgspec.json.encode(whole), media_type="application/json")
 
 
-async def _events(stream: Stream, answer: AnswerBuilder, encode: Callable[[Any], bytes]) -> AsyncIterator[bytes]:
+async def _events(
+    stream: Stream, answer: AnswerBuilder, encode: Callable[[Any], bytes], writer: AnswerWriter | None
+) -> AsyncIterator[bytes]:
     async for output in stream:
         for chunk in answer.chunks(output):
             yield encode(chunk)
     for chunk in answer.closing():
+        if writer is not None:
+            await writer.settle(chunk)
         yield encode(chunk)
 
 

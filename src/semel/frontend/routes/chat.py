@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -19,12 +19,15 @@ from semel.frontend.api.openai.chat_response import ChatCompletion, ChatCompleti
 from semel.frontend.api.openai.requests import ChatCompletionRequest
 from semel.frontend.api.openai.translation import Translated
 from semel.frontend.execution import submit_request
-from semel.frontend.http.sse import EventFormat, named_event, respond
+from semel.frontend.http.sse import AnswerWriter, EventFormat, named_event, respond
 from semel.frontend.routes.call import Call
 from semel.frontend.service import ServedModel
+from semel.render import ParsedRequest
 from semel.store.names import public_id
 
 __all__ = ["BegunChat", "EventTranslator", "answer_head", "begin_chat", "begin_translated", "count_tokens"]
+
+OnRead = Callable[[ParsedRequest], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,12 @@ class BegunChat:
         stream: EventTranslator,
         translate: Callable[[ChatCompletion], object],
         error_event: Callable[[SemelError], bytes],
+        writer: AnswerWriter | None = None,
     ) -> Response:
         """The response of another API: `translate` makes its answer of the chat's, `stream` its events."""
         form = EventFormat(named_event, error_event, done=b"")
         answer = _TranslatedAnswer(self.answer, stream, translate)
-        return await respond(self.stream, answer, streamed=self.is_streamed, form=form)
+        return await respond(self.stream, answer, streamed=self.is_streamed, form=form, writer=writer)
 
 
 class EventTranslator(Protocol):
@@ -91,8 +95,11 @@ class _TranslatedAnswer:
         yield from self.stream.closing()
 
 
-async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
-    """Submit a chat. Its caller keeps no reference to the request: it has the media, which are dropped early."""
+async def begin_chat(call: Call, request: ChatCompletionRequest, on_read: OnRead | None = None) -> BegunChat:
+    """Submit a chat. Its caller keeps no reference to the request: it has the media, which are dropped early.
+
+    `on_read` is called with the parsed request, before it is submitted.
+    """
     serving, role, is_streamed = call.serving, request.role, request.stream
     name = call.answer_id(request.request_id)
     options, count, returns_ids = request.response_options(), request.n, request.return_media_ids
@@ -112,6 +119,8 @@ async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
     del request  # the answer must not keep its base64: only `reading` has it
     parsed_request = await reading
     media_ids = [public_id(content) for content in parsed_request.contents] if returns_ids else None
+    if on_read is not None:
+        await on_read(parsed_request)
     beginning = submitting(parsed_request)
     del parsed_request  # nor must this frame keep the media
     stream, prompt = await beginning
@@ -121,10 +130,10 @@ async def begin_chat(call: Call, request: ChatCompletionRequest) -> BegunChat:
     return BegunChat(stream, answer, head, name, is_streamed, media_ids)
 
 
-async def begin_translated(call: Call, request: Translated[Any]) -> BegunChat:
+async def begin_translated(call: Call, request: Translated[Any], on_read: OnRead | None = None) -> BegunChat:
     """Submit the chat that a request of another API is. Errors name the fields of that request."""
     with request.terms.reworded():
-        return await begin_chat(call, request.take())
+        return await begin_chat(call, request.take(), on_read)
 
 
 async def count_tokens(call: Call, request: Translated[Any]) -> int:

@@ -22,16 +22,15 @@ NOT_SUPPORTED: Final = "not_supported"
 
 _METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
-_STORED: Final = "nothing is stored; send the whole conversation to /v1/responses"
 _POOL: Final = "the model that is served here generates; embeddings, scores and classes are for a server of their own"
 _LORA: Final = "adapters cannot be loaded; serve the merged model"
 _DERENDER: Final = "use /v1/chat/completions, which answers in text, or /detokenize"
 
 UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/responses/render": "use /v1/chat/completions/render",
-    "/v1/responses/compact": _STORED,
-    "/v1/responses/{response_id}": _STORED,
-    "/v1/responses/{response_id}/cancel": "close the connection of a request to abort it",
+    "/v1/responses/compact": "nothing is compacted; send fewer items to /v1/responses",
+    "/v1/conversations": "there are no such objects; continue a response with previous_response_id",
+    "/v1/responses/{response_id}/cancel": "nothing runs without its client: close the connection to abort it",
     "/v1/messages/batches": "send each request to /v1/messages",
     "/v1/messages/render": "use /v1/chat/completions/render",
     "/cohere/v2/chat": _CHAT,

@@ -120,6 +120,9 @@ class ParsedRequest:
     contents: tuple[Digest, ...] = ()
     """The ids of its contents as files, of all items if they are wanted."""
 
+    sent: Mapping[Digest, Media] = field(default_factory=dict, repr=False)
+    """Those of the contents whose bytes came with it, or were read for it."""
+
     places: Mapping[Digest, str] = field(default_factory=dict)
     """The part of the request that names each item first, for errors."""
 
@@ -158,7 +161,7 @@ class ParsedRequest:
 
     def assembled(self) -> ParsedRequest:
         """The parts that are still needed after the prompt is made: each media once, to make its feature again."""
-        return replace(self, assemble=_is_assembled, documents={})
+        return replace(self, assemble=_is_assembled, sent={}, documents={})
 
 
 @dataclass(frozen=True, slots=True)

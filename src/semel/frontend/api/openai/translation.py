@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
 from pydantic import ValidationError
 
+from semel.core import Tenant
 from semel.errors import RequestError
 from semel.frontend.api.openai.requests import ChatCompletionRequest
 from semel.frontend.api.shared.faults import fault_of, split_field
@@ -108,6 +109,25 @@ class Translated(Generic[_Echo]):
     def messages(self) -> list[dict[str, Any]]:
         """The messages of the chat."""
         return [] if self._chat is None else self._chat.messages
+
+    def tenant(self, name: str) -> Tenant:
+        """The tenant of the chat; `name` is the one bound to the API key."""
+        return Tenant(name) if self._chat is None else self._chat.tenant(name)
+
+    def put_before(self, earlier: Messages, *, behind: str) -> None:
+        """Put the messages of an earlier chat before those of this one, but behind one that comes from this place."""
+        places = self.terms.places
+        at = int(places[:1] == (behind,))
+        self.messages[at:at] = earlier.messages
+        self.terms = replace(self.terms, places=(*places[:at], *earlier.places, *places[at:]))
+
+    def name_media(self, *, always: bool) -> bool:
+        """Return whether the client wants the ids of all items; `always` have them."""
+        assert self._chat is not None
+        is_wanted = self._chat.return_media_ids
+        if always and not is_wanted:
+            self._chat = self._chat.model_copy(update={"return_media_ids": True})
+        return is_wanted
 
     def take(self) -> ChatCompletionRequest:
         """The chat, once: whoever takes it decides how long its media stay in memory."""

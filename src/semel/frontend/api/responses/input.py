@@ -7,13 +7,14 @@ far as it has a place for them. Parts of content that are the same in a chat sta
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from semel.errors import InvalidRequest
 from semel.frontend.api.openai.translation import Messages, file_of
 from semel.render.media.json_values import at_least_one, list_of, object_of, string_of
 
-__all__ = ["CUSTOM_INPUT", "continues_last", "input_messages"]
+__all__ = ["CUSTOM_INPUT", "add_items", "continues_last", "input_messages"]
 
 CUSTOM_INPUT: Final = "input"
 """The only argument of the function that a custom tool becomes, as in vLLM: the tool's text."""
@@ -36,10 +37,15 @@ def input_messages(instructions: str | None, request_input: str | list[dict[str,
     if isinstance(request_input, str):
         made.add({"role": "user", "content": request_input}, "input")
         return made
-    for index, item in enumerate(request_input):
-        _add_item(item, f"input[{index}]", made)
+    add_items(request_input, "input", made)
     at_least_one(made.messages, "input", "message")
     return made
+
+
+def add_items(items: Sequence[dict[str, Any]], where: str, made: Messages) -> None:
+    """Add the messages that items are; `where` is the list of the items, for errors."""
+    for index, item in enumerate(items):
+        _add_item(item, f"{where}[{index}]", made)
 
 
 def continues_last(request_input: str | list[dict[str, Any]]) -> bool:
@@ -64,7 +70,9 @@ def _add_item(value: object, where: str, made: Messages) -> None:
         case "reasoning":
             _add_reasoning(item, where, made)
         case "item_reference":
-            raise InvalidRequest.of(where, "nothing is stored here; send the item itself")
+            raise InvalidRequest.of(
+                where, "stored items are not looked up; send the item itself, or previous_response_id"
+            )
         case str():
             raise InvalidRequest.of(where, f"type {kind[:32]!r} is not supported; items are {_SUPPORTED}")
         case _:

@@ -1,7 +1,6 @@
 """A request of OpenAI's Responses API, and the chat that it is. Pure.
 
-Nothing is stored: `store` is accepted and answered with false, and what would need a store is refused with what to send
-instead.
+The chat is that of the request's own items. What it continues is put before them when it has been read (`stored`).
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ __all__ = [
     "ResponsesRequest",
     "ResponsesStreamOptions",
     "TextOptions",
+    "Turn",
 ]
 
 RESPONSES_REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     **REFUSED,
-    "background": ((False,), "nothing is stored; send it with stream, and read the answer as it comes"),
+    "background": ((False,), "nothing is generated without a client; send it with stream, and read it as it comes"),
     "context_management": (([],), "nothing is compacted; send fewer items"),
-    "conversation": ((), "nothing is stored; send the whole conversation as input"),
+    "conversation": ((), "there are no such objects; send the whole conversation as input, or previous_response_id"),
     "enable_response_messages": ((False,), "/v1/chat/completions/render shows a prompt's tokens"),
     "moderation": ((), "nothing is moderated; ask a model for it"),
     "previous_input_messages": (([],), "send the whole conversation as input"),
-    "previous_response_id": ((), "nothing is stored; send the items of the previous answer in input, before the new"),
     "prompt": ((), "there are no stored prompts; send its text as instructions"),
     "truncation": (("disabled",), "prompts are not cut; send fewer items"),
 }
@@ -81,7 +80,7 @@ _SAME: Final = (
 _FORMAT_FIELDS: Final = ("type", "name", "description", "schema", "strict")
 _ECHOED: Final = (
     *("frequency_penalty", "max_output_tokens", "parallel_tool_calls", "presence_penalty", "prompt_cache_key"),
-    *("safety_identifier", "temperature", "top_logprobs", "top_p", "user"),
+    *("previous_response_id", "safety_identifier", "temperature", "top_logprobs", "top_p", "user"),
 )
 """Fields that the answer has under the same name, with the same value."""
 
@@ -131,6 +130,7 @@ class ResponsesRequest(OwnedRequest):
     top_p: float | None = None
     metadata: _Metadata | None = None
     store: bool | None = None
+    previous_response_id: Words | None = None
     user: Words | None = None
     safety_identifier: Words | None = None
     prompt_cache_key: Words | None = None
@@ -164,6 +164,18 @@ class ResponsesRequest(OwnedRequest):
     top_k: Int64 | None = None
 
 
+@dataclass(slots=True)
+class Turn:
+    """What storing and continuing need of a request."""
+
+    input: str | list[dict[str, Any]] | None
+    """Until it is clear that it is not stored, or it is: it has the media."""
+
+    previous_response_id: str | None
+    is_stored: bool
+    """False if the client does not want it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResponsesEcho:
     """The fields of a request that its answer repeats, and the names of its custom tools."""
@@ -173,6 +185,7 @@ class ResponsesEcho:
 
     effort: str | None = None
     custom_tools: frozenset[str] = frozenset()
+    turn: Turn = field(default_factory=lambda: Turn(None, None, is_stored=False))
 
 
 _CUSTOM_PARAMETERS: Final[Mapping[str, Any]] = {
@@ -271,6 +284,7 @@ def _echo(request: ResponsesRequest) -> ResponsesEcho:
         {name: getattr(request, name) for name in _ECHOED} | encoded,
         None if request.reasoning is None else request.reasoning.effort,
         frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
+        Turn(request.input, request.previous_response_id, is_stored=request.store is not False),
     )
 
 

@@ -174,8 +174,10 @@ class Response(Struct, kw_only=True):
     max_tool_calls: None = None
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
-    store: Literal[False] = False
-    previous_response_id: None = None
+    store: bool = False
+    """True if the answer is stored, or will be when it is complete."""
+
+    previous_response_id: str | None = None
     conversation: None = None
     prompt: None = None
     service_tier: None = None
@@ -206,6 +208,9 @@ class ResponsesHead:
     media_ids: list[str] | None = None
     """The items in a complete answer, if the request wants them."""
 
+    store: bool = False
+    """True if the answer is to be stored."""
+
     def item_id(self, kind: str, index: int) -> str:
         """The id of the item at this place in the output."""
         return f"{kind}_{self.name}_{index}"
@@ -229,6 +234,7 @@ class ResponsesHead:
             error=error,
             incomplete_details=IncompleteDetails() if status == "incomplete" else None,
             reasoning=ResponseReasoning(echo.effort),
+            store=self.store,
             **echo.fields,
             media_ids=UNSET if self.media_ids is None or usage is None else self.media_ids,
         )
