@@ -1,0 +1,142 @@
+"""A run from its start to its page: the reference first, then the fleet under fire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from semel.lab.bench.report import describe_machine
+from semel.lab.prove.answers import References, ask_references
+from semel.lab.prove.bare import running_bare
+from semel.lab.prove.driver import Balancer, Driver
+from semel.lab.prove.faults import Faults
+from semel.lab.prove.images import ImageServer, serving_images
+from semel.lab.prove.page import Page
+from semel.lab.prove.plan import MODEL_REFUSALS, REFUSALS, TENANTS, Media, Mix, draw_image, draw_questions, plan
+from semel.lab.prove.work import Recorder
+from semel.lab.prove.world import Shape, World, post, running_world, upload
+
+__all__ = ["Options", "prove"]
+
+_PROGRESS_S: Final = 2.0
+_ANSWER_S: Final = 300.0
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The settings of a run."""
+
+    shape: Shape
+    mix: Mix
+    fault_interval_s: float = 5.0
+    """0: none."""
+
+    at_a_time: int = 12
+    references: Path | None = None
+    """A file with the table of reference answers: read if it is there, else written."""
+
+
+async def prove(options: Options, tell: Tell) -> Page:
+    """Run it; the page of what was found."""
+    refusals = REFUSALS + (MODEL_REFUSALS if options.shape.has_engines else ())
+    mix = replace(options.mix, refusals=refusals)
+    images = [draw_image(mix.seed, number) for number in range(mix.images)]
+    async with serving_images(images) as server:
+        references = await _references(replace(options, mix=mix), server, tell)
+        server.fetches = 0
+        tell("starting the fleet", 0, mix.requests)
+        async with running_world(options.shape, server) as world:
+            media = Media(images, server.url, await upload(world, images))
+            return await _drive(world, replace(options, mix=mix), media, references, server, tell)
+
+
+async def _references(options: Options, images: ImageServer, tell: Tell) -> References:
+    """Return the table of answers: of a file, or asked of a bare server; without engines, of a fleet of one worker."""
+    mix, shape, path = options.mix, options.shape, options.references
+    made_by = f"{shape.model.name} {shape.engine_flags} {shape.has_engines} {mix.seed} {mix.images}"
+    if path is not None and path.exists():
+        return References.read(path, made_by)
+    questions, media = draw_questions(mix), Media(images.images)
+    tell("asking the reference", 0, len(questions))
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        if shape.has_engines:
+            bare = running_bare(shape.model, shape.engine_flags)
+            node = await asyncio.to_thread(bare.__enter__)
+            try:
+                found = await ask_references(partial(post, session, node.url), questions, media)
+            finally:
+                await asyncio.to_thread(bare.__exit__, None, None, None)
+        else:
+            async with running_world(replace(shape, frontends=1, workers=1, without=""), images) as world:
+                send = partial(post, session, world.fleet.urls[0], key=world.keys[TENANTS[0]])
+                found = await ask_references(send, questions, media, TENANTS[0])
+    if path is not None:
+        found.write(path, made_by)
+    return found
+
+
+async def _drive(
+    world: World, options: Options, media: Media, references: References, images: ImageServer, tell: Tell
+) -> Page:
+    """Send all requests while faults are made."""
+    mix = options.mix
+    recorder = Recorder(world.fleet)
+    faults = Faults(world, recorder, seed=mix.seed, interval_s=options.fault_interval_s)
+    driver = Driver(Balancer(lambda: world.fleet.urls), references, media, world.keys, at_a_time=options.at_a_time)
+    background = [asyncio.create_task(recorder.run()), asyncio.create_task(_tell(driver, mix.requests, tell))]
+    if options.fault_interval_s:
+        background.append(asyncio.create_task(faults.run()))
+    try:
+        tally = await driver.run(plan(mix))
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+    tell("waiting for the last processes", mix.requests, mix.requests)
+    with suppress(TimeoutError):
+        await faults.finish()
+    await recorder.read_all()
+    return Page(
+        run=_describe(options),
+        host=describe_machine(),
+        tally=tally,
+        work=recorder.total(),
+        memory=recorder.memory,
+        faults=faults.counts,
+        fetched_from_server=images.fetches,
+        questions=len(draw_questions(mix)),
+        ties=len(references.ties),
+    )
+
+
+def _describe(options: Options) -> dict[str, str | int | float]:
+    shape, mix = options.shape, options.mix
+    return {
+        "requests": mix.requests,
+        "seed": mix.seed,
+        "frontends": shape.frontends,
+        "workers": shape.workers,
+        "transport": shape.transport,
+        "engines": "vLLM" if shape.has_engines else "without a model",
+        "without": shape.without or "nothing",
+        "images": mix.images,
+        "fault_interval_s": options.fault_interval_s,
+        "at_a_time": options.at_a_time,
+    }
+
+
+async def _tell(driver: Driver, requests: int, tell: Tell) -> None:
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        wrong = sum(driver.tally.outcomes[one] for one in ("failed", "different", "admitted"))
+        tell(f"requests, {wrong} wrong", driver.tally.ended, requests)
