@@ -18,7 +18,7 @@ import pytest
 
 import semel
 from semel.lab.prove.counters import Counts, settled, until_idle
-from semel.lab.prove.processes import ITEMS_HELD, Fleet, Node, running_fleet
+from semel.lab.prove.processes import CACHED_ITEMS, Fleet, Node, running_fleet
 from semel.telemetry import metrics
 from tests.fleet.features import contract_of, digests_of, features_of
 from tests.fleet.oracle import Oracle
@@ -67,7 +67,7 @@ async def test_requests_among_aborted_and_refused_ones_are_answered_as_if_alone_
     assert (counts.sent_in_frames, counts.frames_bytes) == (0, 0), "tensor bytes went through a socket"
     for worker in fleet.workers:
         assert Counts.read([], [worker]).worker_evictions > 0, f"{worker.name} has evicted nothing: {counts}"
-        assert sum_of(worker.metrics(), metrics.MM_CACHE_ITEMS.name) == ITEMS_HELD
+        assert sum_of(worker.metrics(), metrics.MM_CACHE_ITEMS.name) == CACHED_ITEMS
 
 
 @pytest.mark.parametrize("cache", ["shared", "lru"])
@@ -106,7 +106,7 @@ async def test_an_oracle_foretells_every_hit_of_requests_one_after_another_D8(fl
     frontends = fleet.running_frontends
     _empty(fleet, frontends)
     before = settled(frontends, fleet.workers)
-    oracle = Oracle(fleet.addresses, ITEMS_HELD)
+    oracle = Oracle(fleet.addresses, CACHED_ITEMS)
     for turn, image in enumerate(_spaced_turns()):
         frontend = turn % len(frontends)
         status, answer = await exchange(frontends[frontend].url, body_of(Ask((image,), frontend), IMAGES))
@@ -213,7 +213,7 @@ async def test_a_frontend_and_a_worker_that_are_killed_fail_nothing_but_what_the
             until(lambda node=node, gauge=gauge: sum_of(node.metrics(), gauge.name) == 0, END_S)  # type: ignore[misc]
     left = fleet.workers[0].metrics()
     assert sum_of(left, metrics.INTAKE_BYTES.name) == 0
-    assert sum_of(left, metrics.MM_CACHE_ITEMS.name) <= ITEMS_HELD
+    assert sum_of(left, metrics.MM_CACHE_ITEMS.name) <= CACHED_ITEMS
 
 
 @pytest.mark.nightly

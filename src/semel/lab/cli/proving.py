@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 import typer
-import uvloop
-from rich.console import Console
 
 from semel.core.flag import flag
 from semel.errors import ConfigError
-from semel.lab.cli.benching import shown_progress, until_stopped
 
 __all__ = ["ProveSettings", "run_prove"]
 
@@ -25,7 +22,7 @@ class ProveSettings:
     """The options of `semel prove` besides vLLM's flags."""
 
     model: Path | None = flag(
-        None, help="A model folder. [default: a tiny one is made]", group="Server", is_positional=True
+        None, help="A model folder.", group="Server", is_positional=True, default_text="a tiny one is made"
     )
     requests: int = flag(2_000, help="Number of requests.", group="Measurement", min=1)
     seed: int = flag(0, help="Seed of the requests, the images and the faults.", group="Measurement", min=0)
@@ -56,6 +53,10 @@ class ProveSettings:
 
 def run_prove(settings: ProveSettings, flags: list[str]) -> int:
     """Run it, write the page, and return the exit code."""
+    import uvloop
+    from rich.console import Console
+
+    from semel.lab.cli.benching import shown_progress, until_stopped
     from semel.lab.prove.plan import Mix
     from semel.lab.prove.processes import ENGINE_FLAGS
     from semel.lab.prove.run import Options, prove

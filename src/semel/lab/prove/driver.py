@@ -33,7 +33,7 @@ _PROBE_S: Final = 0.2
 _PROBE_TIMEOUT_S: Final = 1.0
 _RETRY_S: Final = 0.1
 _LEAVE_S: Final = 0.02
-_SHOWN: Final = 40
+_MAX_LINES: Final = 40
 _FAULTY: Final[tuple[Outcome, ...]] = ("failed", "different", "admitted")
 _RESET: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
 
@@ -53,7 +53,7 @@ class Tally:
     bytes_again: int = 0
     """Requests whose name was not known any more."""
 
-    shown: set[tuple[str, int]] = field(default_factory=set)
+    pairs: set[tuple[str, int]] = field(default_factory=set)
     """Images by tenant: each is an item."""
 
     items: int = 0
@@ -157,8 +157,8 @@ class Driver:
         self.tally.outcomes[outcome] += 1
         if not ask.refusal:
             self.tally.items += len(ask.question.images)
-            self.tally.shown |= {(ask.tenant, image) for image in ask.question.images}
-        if outcome in _FAULTY and len(self.tally.faults) < _SHOWN:
+            self.tally.pairs |= {(ask.tenant, image) for image in ask.question.images}
+        if outcome in _FAULTY and len(self.tally.faults) < _MAX_LINES:
             self.tally.faults.append(f"request {ask.number} of {ask.tenant}, {_describe(ask)}: {outcome}: {why[:300]}")
         if outcome in ("answered", "streamed"):
             self.tally.longest_gap_s = max(self.tally.longest_gap_s, now - self._last_s)

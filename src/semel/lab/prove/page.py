@@ -85,7 +85,7 @@ class Page:
             "differing_tokens": self.tally.differing_tokens,
             "sent_again": self.tally.sent_again,
             "bytes_again": self.tally.bytes_again,
-            "items": len(self.tally.shown),
+            "items": len(self.tally.pairs),
             "places": self.tally.items,
             "work": asdict(self.work) | {"fetched_from_server": self.fetched_from_server},
             "latency_s": self._latencies(),
@@ -136,7 +136,7 @@ class Page:
 
     def _work(self) -> Iterator[str]:
         """Yield a table of the work by the processes' counters: what a killed one counted last may be missing."""
-        items, places = max(1, len(self.tally.shown)), max(1, self.tally.items)
+        items, places = max(1, len(self.tally.pairs)), max(1, self.tally.items)
         yield f"\n| work for {items:,} items, shown {places:,} times | total | per item | per showing |"
         yield "|---|---|---|---|"
         rows = {name: getattr(self.work, name) for name in _ITEM_WORK}

