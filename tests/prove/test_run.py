@@ -1,4 +1,4 @@
-"""`semel prove` without engines: a fleet under fire answers everything, and a fleet without a protection does not (D3)."""
+"""`semel prove` without engines: a fleet under fire answers everything, and one without a protection does not (D3)."""
 
 from __future__ import annotations
 

@@ -114,13 +114,15 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-async def ask_references(post: Post, questions: Sequence[Question], media: Media, tenant: str = "") -> References:
-    """Ask every question once, one after another."""
+async def ask_references(
+    post: Post, questions: Sequence[Question], media: Media, tenant: str = "", *, is_bare: bool = True
+) -> References:
+    """Ask every question once, one after another: bare vLLM, or a fleet whose answers have no log probabilities."""
     found = References()
     for number, question in enumerate(questions):
         previous: dict[str, Any] = {}
         body: Mapping[str, Any] = {}
-        for path, turn in bodies(Ask(number, tenant, question), media, is_bare=True):
+        for path, turn in bodies(Ask(number, tenant, question), media, is_bare=is_bare):
             body = await post(path, turn | previous)
             previous = {"previous_response_id": body.get("id")}
         found.answers[question.key] = parse_whole(body)

@@ -52,6 +52,9 @@ class Faults:
         self.log: list[tuple[float, str]] = []
         """When each began, in seconds since the start."""
 
+        self.failures: list[str] = []
+        """Faults after which the fleet was not whole again."""
+
         self._world = world
         self._recorder = recorder
         self._random = Random(f"{seed}/faults")
@@ -78,14 +81,22 @@ class Faults:
         """Wait until what was broken last is whole again."""
         await asyncio.gather(*self._running.values())
 
+    def cancel(self) -> None:
+        """Leave things as they are: the fleet ends."""
+        for task in self._running.values():
+            task.cancel()
+
     def _busy(self) -> set[str]:
         return {group for group, task in self._running.items() if not task.done()}
 
     async def _make(self, fault: _Fault) -> None:
         logger.info("fault: %s", fault.name)
-        await fault.make()
-        if fault.group in ("worker", "frontend"):
-            await self._world.until_whole()
+        try:
+            await fault.make()
+            if fault.group in ("worker", "frontend"):
+                await self._world.until_whole()
+        except (AssertionError, OSError, TimeoutError, subprocess.SubprocessError) as error:
+            self.failures.append(f"after {fault.name} the fleet was not whole again: {error!r}"[:500])
 
     def _possible(self) -> list[_Fault]:
         world, shape = self._world, self._world.shape

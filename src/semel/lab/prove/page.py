@@ -59,6 +59,9 @@ class Page:
     work: Work
     memory: Memory
     faults: Mapping[str, int] = field(default_factory=dict)
+    broken: int = 0
+    """Faults after which the fleet was not whole again."""
+
     fetched_from_server: int = 0
     questions: int = 0
     ties: int = 0
@@ -66,7 +69,7 @@ class Page:
     @property
     def checks(self) -> list[Check]:
         """The figures that have a limit."""
-        return checks_of(self.tally, self.work)
+        return [*checks_of(self.tally, self.work), Check("faults that the fleet did not get over", self.broken, 0)]
 
     @property
     def ok(self) -> bool:

@@ -46,7 +46,7 @@ _SOURCES: Final[tuple[Source, ...]] = ("data", "url", "file", "named", "name")
 
 REFUSALS: Final = (
     *("unknown file", "another tenant's file", "another tenant's name", "damaged image"),
-    *("wrong key", "too many tokens", "no messages"),
+    *("wrong key", "temperature in words", "no messages"),
 )
 """Requests that have to be refused, with any engine."""
 
@@ -54,7 +54,7 @@ MODEL_REFUSALS: Final = ("logit bias", "stop token", "repetition penalty")
 """Requests that only an engine with a model refuses."""
 
 _SAMPLING: Final[Mapping[str, Mapping[str, object]]] = {
-    "too many tokens": {"max_tokens": 1_000_000},
+    "temperature in words": {"temperature": "warm"},
     "logit bias": {"logit_bias": {"9999999": 1.0}},
     "stop token": {"stop_token_ids": [9_999_999]},
     "repetition penalty": {"repetition_penalty": 0.0},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -79,7 +78,7 @@ async def _references(options: Options, images: ImageServer, tell: Tell) -> Refe
         else:
             async with running_world(replace(shape, frontends=1, workers=1, without=""), images) as world:
                 send = partial(post, session, world.fleet.urls[0], key=world.keys[TENANTS[0]])
-                found = await ask_references(send, questions, media, TENANTS[0])
+                found = await ask_references(send, questions, media, TENANTS[0], is_bare=False)
     if path is not None:
         found.write(path, made_by)
     return found
@@ -94,23 +93,25 @@ async def _drive(
     faults = Faults(world, recorder, seed=mix.seed, interval_s=options.fault_interval_s)
     driver = Driver(Balancer(lambda: world.fleet.urls), references, media, world.keys, at_a_time=options.at_a_time)
     background = [asyncio.create_task(recorder.run()), asyncio.create_task(_tell(driver, mix.requests, tell))]
-    if options.fault_interval_s:
-        background.append(asyncio.create_task(faults.run()))
+    firing = asyncio.create_task(faults.run() if options.fault_interval_s else asyncio.sleep(0))
     try:
         tally = await driver.run(plan(mix))
-    finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-    tell("waiting for the last processes", mix.requests, mix.requests)
-    with suppress(TimeoutError):
+        firing.cancel()
+        tell("waiting for the last processes", mix.requests, mix.requests)
         await faults.finish()
+    finally:
+        faults.cancel()
+        for task in (firing, *background):
+            task.cancel()
+        await asyncio.gather(firing, *background, return_exceptions=True)
     await recorder.read_all()
+    tally.faults += faults.failures
     return Page(
         run=_describe(options),
         host=describe_machine(),
         tally=tally,
         work=recorder.total(),
+        broken=len(faults.failures),
         memory=recorder.memory,
         faults=faults.counts,
         fetched_from_server=images.fetches,
