@@ -82,6 +82,7 @@ def run_prove(settings: ProveSettings, flags: list[str]) -> int:
         with shown_progress("semel prove") as tell:
             page = uvloop.run(until_stopped(prove(options, tell)))
     base = settings.report.with_suffix("") if settings.report.suffix in (".md", ".json") else settings.report
+    base.parent.mkdir(parents=True, exist_ok=True)
     base.with_name(base.name + ".md").write_text(page.to_markdown())
     base.with_name(base.name + ".json").write_text(page.to_json())
     Console().print(page.to_markdown(), highlight=False, markup=False, soft_wrap=True)

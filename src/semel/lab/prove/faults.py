@@ -34,6 +34,7 @@ _END_S: Final = 60.0
 _SHORT_S: Final = (0.5, 3.0)
 _LONG_S: Final = (1.0, 6.0)
 _ENGINE: Final = "EngineCore"
+_LEASE_BYTES: Final = 64
 _FORK_SERVER: Final = "fork_server_child"
 
 
@@ -203,7 +204,9 @@ class Faults:
 
     async def _exchange_fetched(self) -> None:
         """Let two records of fetched media change places: a seal covers where a record is."""
-        files = sorted(path for path in self._fetched.rglob("*") if path.is_file() and path.stat().st_size > 1_000)
+        files = sorted(
+            path for path in self._fetched.rglob("*") if path.is_file() and path.stat().st_size > _LEASE_BYTES
+        )
         if len(files) > 1:
             one, other = self._random.sample(files, 2)
             with suppress(OSError):

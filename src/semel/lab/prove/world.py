@@ -38,6 +38,7 @@ __all__ = ["Shape", "World", "post", "running_world", "upload"]
 
 _RATE: Final = 400.0
 _FEATURE_CACHE_GB: Final = 60 * FEATURE_BYTES / 2**30
+_MEDIA_CACHE_GB: Final = "0.00001"
 _POLL_S: Final = 0.25
 _FILES: Final = 8
 """Images that each tenant uploads."""
@@ -150,6 +151,7 @@ def _prepare(shape: Shape, home: Path, images: ImageServer) -> World:
         *("--api-keys-file", str(home / "api-keys"), "--media-store", str(home / "media"), "--store-responses"),
         *("--allowed-media-domains", f"127.0.0.1:{port}", "--allow-media-http"),
         *("--allowed-media-networks", "127.0.0.0/8", "--drain-delay-s", "1"),
+        *(("--media-cache-gb", _MEDIA_CACHE_GB) if shape.is_tiny else ()),
     )
     fleet = Fleet(
         shape.model,
