@@ -60,8 +60,8 @@ class Tally:
     """Places of items in requests."""
 
     longest_gap_s: float = 0.0
-    latencies_s: dict[str, list[float]] = field(default_factory=dict)
-    """By tenant, of answers that came whole."""
+    latencies_s: list[float] = field(default_factory=list)
+    """Of answers that came whole."""
 
     seconds: float = 0.0
 
@@ -163,7 +163,7 @@ class Driver:
         if outcome in ("answered", "streamed"):
             self.tally.longest_gap_s = max(self.tally.longest_gap_s, now - self._last_s)
             self._last_s = now
-            self.tally.latencies_s.setdefault(ask.tenant, []).append(now - began)
+            self.tally.latencies_s.append(now - began)
             self._names |= {(ask.tenant, image) for image in _named(ask)}
 
     def _known(self, ask: Ask) -> Ask:

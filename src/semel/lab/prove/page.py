@@ -29,8 +29,6 @@ _MAX_SENT: Final = 0.9
 """Of places of items in requests; without a ledger every one is sent, under repair again."""
 
 _MAX_GAP_S: Final = 20.0
-_MAX_SLOWEST: Final = 5.0
-"""Median latency of the slowest tenant in medians of the fastest; all ask alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ class Page:
         yield f"| submissions repeated for a lost item | {self.work.resubmitted:,.0f} | | |"
 
     def _latencies(self) -> dict[str, float]:
-        values = [one for latencies in self.tally.latencies_s.values() for one in latencies]
+        values = self.tally.latencies_s
         if len(values) < 2:
             return {}
         return {"median": median(values), "p99": quantiles(values, n=100)[-1], "longest": max(values)}
@@ -158,12 +156,10 @@ class Page:
 
 def checks_of(tally: Tally, work: Work) -> list[Check]:
     """Return the figures that have a limit."""
-    medians = [median(one) for one in tally.latencies_s.values()]
     return [
         Check("valid requests that failed", tally.outcomes["failed"], 0),
         Check("tokens that differ", tally.differing_tokens + tally.outcomes["different"], 0),
         Check("requests answered that had to be refused", tally.outcomes["admitted"], 0),
         Check("items sent, per showing", work.sent / max(1, tally.items), _MAX_SENT),
         Check("longest time without an answer, s", tally.longest_gap_s, _MAX_GAP_S),
-        Check("slowest tenant's median, of the fastest's", max(medians) / min(medians) if medians else 0, _MAX_SLOWEST),
     ]

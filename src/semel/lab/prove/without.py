@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from semel.core import Digest, Tenant
 from semel.errors import ServiceError
-from semel.fairness.queue import FairQueue
 from semel.fleet.retry_policy import RetryPolicy
 from semel.fleet.worker import RemoteWorker
 from semel.ledger import Ledger
@@ -40,14 +39,6 @@ def _no_seals() -> None:
     _set(Seal, "open", lambda self, _, record: record[self.NBYTES :])
 
 
-def _no_shares() -> None:
-    def first_come(self: Any) -> Any:
-        waiting = [tenant for tenant in self._tenants.values() if tenant.items]
-        return min(waiting, key=lambda tenant: tenant._rank, default=None)
-
-    _set(FairQueue, "first", first_come)
-
-
 def _no_retry() -> None:
     _set(RetryPolicy, "goes_on", lambda *_: False)
     _set(RetryPolicy, "is_resumable", lambda *_: False)
@@ -63,7 +54,6 @@ PROTECTIONS: Final[dict[str, Callable[[], None]]] = {
     "ledger": _no_ledger,
     "tenant-key": _no_tenant_key,
     "seals": _no_seals,
-    "shares": _no_shares,
     "retry": _no_retry,
 }
 """By name: what takes it out of a frontend."""
