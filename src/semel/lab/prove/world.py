@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 import aiohttp
 
 from semel.errors import ServiceError
-from semel.lab.bench.serving.scenarios.restart import restart_flags
 from semel.lab.prove.images import ImageServer
 from semel.lab.prove.plan import TENANTS
 from semel.lab.prove.processes import (
@@ -39,6 +38,7 @@ __all__ = ["Shape", "World", "post", "running_world", "upload"]
 _RATE: Final = 400.0
 _FEATURE_CACHE_GB: Final = 60 * FEATURE_BYTES / 2**30
 _MEDIA_CACHE_GB: Final = "0.00001"
+_TIER_GB: Final = "0.2"
 _POLL_S: Final = 0.25
 _FILES: Final = 8
 """Images that each tenant uploads."""
@@ -123,7 +123,7 @@ async def running_world(shape: Shape, images: ImageServer) -> AsyncIterator[Worl
             if shape.has_engines:
                 world.store = stack.enter_context(running_redis(home))
                 if world.store is not None:
-                    world.fleet.worker_flags = restart_flags(world.store.url)
+                    world.fleet.worker_flags = ("--embedding-tier-gb", _TIER_GB, "--embedding-store", world.store.url)
             stack.callback(_end, world.fleet)
             for _ in range(shape.workers):
                 worker = world.begin_worker()
