@@ -35,7 +35,7 @@ _RETRY_S: Final = 0.1
 _LEAVE_S: Final = 0.02
 _MAX_LINES: Final = 40
 _FAULTY: Final[tuple[Outcome, ...]] = ("failed", "different", "admitted")
-_RESET: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
+_RESET: Final = (aiohttp.ClientError, OSError)
 
 
 @dataclass(slots=True)

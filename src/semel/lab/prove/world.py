@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import secrets
 import shutil
 import subprocess
@@ -100,7 +101,7 @@ class World:
         """Return whether every frontend that runs is connected to all workers; one that is stopped is left out."""
         try:
             return all(node.is_connected_to(self.shape.workers) for node in self.fleet.running_frontends)
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
 
     async def until_whole(self, within_s: float = ENGINE_START_S) -> None:
