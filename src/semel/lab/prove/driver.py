@@ -188,7 +188,7 @@ class Driver:
         if ask.kind in (Kind.LEFT_EARLY, Kind.LEFT_AT_ONCE):
             return await self._leave(session, ask, path, body)
         reply = await self._send(session, ask, path, body)
-        if reply.status == 404 and "unknown_media" in reply.text and "name" in ask.sources:
+        if "name" in ask.sources and "unknown_media" in reply.text and not _has_begun(ask, reply):
             self.tally.bytes_again += 1
             ask = replace(ask, sources=tuple("named" if one == "name" else one for one in ask.sources))
             reply = await self._send(session, ask, *bodies(ask, self._media)[-1])

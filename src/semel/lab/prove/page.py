@@ -60,6 +60,9 @@ class Page:
     broken: int = 0
     """Faults after which the fleet was not whole again."""
 
+    found_made: int = 0
+    """New items that a tenant found made for another one."""
+
     fetched_from_server: int = 0
     questions: int = 0
     ties: int = 0
@@ -67,7 +70,11 @@ class Page:
     @property
     def checks(self) -> list[Check]:
         """The figures that have a limit."""
-        return [*checks_of(self.tally, self.work), Check("faults that the fleet did not get over", self.broken, 0)]
+        return [
+            *checks_of(self.tally, self.work),
+            Check("new items that a tenant found made for another", self.found_made, 0),
+            Check("faults that the fleet did not get over", self.broken, 0),
+        ]
 
     @property
     def ok(self) -> bool:

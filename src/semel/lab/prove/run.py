@@ -11,6 +11,7 @@ from typing import Final
 
 import aiohttp
 
+from semel.errors import ServiceError
 from semel.lab.bench.report import describe_machine
 from semel.lab.prove.answers import References, ask_references
 from semel.lab.prove.bare import running_bare
@@ -18,14 +19,30 @@ from semel.lab.prove.driver import Balancer, Driver
 from semel.lab.prove.faults import Faults
 from semel.lab.prove.images import ImageServer, serving_images
 from semel.lab.prove.page import Page
-from semel.lab.prove.plan import MODEL_REFUSALS, REFUSALS, TENANTS, Media, Mix, draw_image, draw_questions, plan
+from semel.lab.prove.plan import (
+    MODEL_REFUSALS,
+    REFUSALS,
+    TENANTS,
+    Ask,
+    Media,
+    Mix,
+    Question,
+    bodies,
+    draw_image,
+    draw_questions,
+    plan,
+)
+from semel.lab.prove.processes import Node
 from semel.lab.prove.work import Recorder
 from semel.lab.prove.world import Shape, World, post, running_world, upload
+from semel.telemetry import metrics
+from semel.telemetry.scrape import Scrape
 
 __all__ = ["Options", "prove"]
 
 _PROGRESS_S: Final = 2.0
 _ANSWER_S: Final = 300.0
+_NEW: Final = 4
 
 Tell = Callable[[str, int, int], None]
 
@@ -54,7 +71,7 @@ async def prove(options: Options, tell: Tell) -> Page:
         server.fetches = 0
         tell("starting the fleet", 0, mix.requests)
         async with running_world(options.shape, server) as world:
-            media = Media(images, server.url, await upload(world, images))
+            media = Media(images, server.url, await upload(world.fleet.urls[0], world.keys, images))
             return await _drive(world, replace(options, mix=mix), media, references, server, tell)
 
 
@@ -106,18 +123,42 @@ async def _drive(
         await asyncio.gather(firing, *background, return_exceptions=True)
     await recorder.read_all()
     tally.faults += faults.failures
+    try:
+        found_made = await _found_made(world, mix)
+    except (ServiceError, aiohttp.ClientError, OSError) as error:
+        tally.outcomes["failed"] += 1
+        tally.faults.append(f"a request after the last fault: {error!r}"[:500])
+        found_made = 0
     return Page(
         run=_describe(options),
         host=describe_machine(),
         tally=tally,
         work=recorder.total(),
         broken=len(faults.failures),
+        found_made=found_made,
         memory=recorder.memory,
         faults=faults.counts,
         fetched_from_server=images.fetches,
         questions=len(draw_questions(mix)),
         ties=len(references.ties),
     )
+
+
+async def _found_made(world: World, mix: Mix) -> int:
+    """Count new items that a tenant finds made for another one: each asks about the same new images."""
+    frontend, timeout = world.fleet.running_frontends[0], aiohttp.ClientTimeout(total=_ANSWER_S)
+    media = Media([draw_image(mix.seed, mix.images + number) for number in range(_NEW)])
+    before = await asyncio.to_thread(_preprocessed, frontend)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        for number, tenant in enumerate(TENANTS[:2] * _NEW):
+            ask = Ask(number, tenant, Question("what is new?", (number // 2,)))
+            ((path, body),) = bodies(ask, media)
+            await post(session, frontend.url, path, body, world.keys[tenant])
+    return 2 * _NEW - int(await asyncio.to_thread(_preprocessed, frontend) - before)
+
+
+def _preprocessed(frontend: Node) -> float:
+    return Scrape.parse(frontend.metrics()).total(metrics.POOL_PROCESSED)
 
 
 def _describe(options: Options) -> dict[str, str | int | float]:

@@ -184,7 +184,7 @@ def _end(fleet: Fleet) -> None:
             continue
 
 
-async def upload(world: World, images: Sequence[bytes]) -> dict[tuple[str, int], str]:
+async def upload(url: str, keys: Mapping[str, str], images: Sequence[bytes]) -> dict[tuple[str, int], str]:
     """Upload the first images for every tenant; the ids of their files."""
     found = {}
     async with aiohttp.ClientSession() as session:
@@ -192,9 +192,8 @@ async def upload(world: World, images: Sequence[bytes]) -> dict[tuple[str, int],
             for number, image in enumerate(images[:_FILES]):
                 form = aiohttp.FormData({"purpose": "vision"})
                 form.add_field("file", image, filename="image.png", content_type="image/png")
-                headers = {"Authorization": f"Bearer {world.keys[tenant]}"}
-                url = f"{world.fleet.urls[0]}/v1/files"
-                async with session.post(url, data=form, headers=headers) as response:
+                headers = {"Authorization": f"Bearer {keys[tenant]}"}
+                async with session.post(f"{url}/v1/files", data=form, headers=headers) as response:
                     if response.status != 200:
                         raise ServiceError(f"an upload was refused: {response.status} {await response.text()}")
                     found[tenant, number] = (await response.json())["id"]
