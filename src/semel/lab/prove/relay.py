@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 __all__ = ["Relay", "relaying"]
 
 _PIECE_BYTES: Final = 1 << 16
+_CLOSING_S: Final = 0.01
 
 
 @dataclass(slots=True)
@@ -22,11 +23,13 @@ class Relay:
     address: str = ""
     is_cut: bool = False
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _open: int = 0
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection, both ways, until either side ends it."""
         address = urlsplit(self.target)
         writers = {writer}
+        self._open += 1
         try:
             if self.is_cut:
                 return
@@ -42,6 +45,7 @@ class Relay:
         except OSError:
             return
         finally:
+            self._open -= 1
             self._writers -= writers
             for one in writers:
                 one.transport.abort()
@@ -53,6 +57,14 @@ class Relay:
             writer.transport.abort()
         await asyncio.sleep(seconds)
         self.is_cut = False
+
+    async def close(self) -> None:
+        """End all connections, and wait until they have ended."""
+        self.is_cut = True
+        while self._open:  # noqa: ASYNC110 as many as there are links
+            for writer in list(self._writers):
+                writer.transport.abort()
+            await asyncio.sleep(_CLOSING_S)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,4 +86,4 @@ async def relaying(target: str) -> AsyncIterator[Relay]:
         yield relay
     finally:
         server.close()
-        await relay.cut(0.0)
+        await relay.close()
