@@ -61,7 +61,7 @@ class Relay:
     async def close(self) -> None:
         """End all connections, and wait until they have ended."""
         self.is_cut = True
-        while self._open:  # noqa: ASYNC110 as many as there are links
+        while self._open:
             for writer in list(self._writers):
                 writer.transport.abort()
             await asyncio.sleep(_CLOSING_S)
