@@ -7,6 +7,7 @@ needs what this run does not have, such as an engine, is not drawn.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
 import os
 import shutil
@@ -25,12 +26,15 @@ from semel.lab.bench.serving.procfs import descendants, words_of
 from semel.lab.prove.processes import SEMEL, Node
 from semel.lab.prove.work import Recorder
 from semel.lab.prove.world import World
+from semel.telemetry import metrics
+from semel.telemetry.scrape import Scrape
 
 __all__ = ["Faults"]
 
 logger = logging.getLogger(__name__)
 
 _END_S: Final = 60.0
+_POLL_S: Final = 0.25
 _SHORT_S: Final = (0.5, 3.0)
 _LONG_S: Final = (1.0, 6.0)
 _ENGINE: Final = "EngineCore"
@@ -62,7 +66,6 @@ class Faults:
         self._interval_s = interval_s
         self._began = time.monotonic()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._generations = 1
 
     async def run(self) -> None:
         """Make faults until the task is cancelled."""
@@ -94,7 +97,7 @@ class Faults:
         logger.info("fault: %s", fault.name)
         try:
             await fault.make()
-            if fault.group in ("worker", "frontend"):
+            if fault.group in ("worker", "frontend", "keys"):
                 await self._world.until_whole()
         except (AssertionError, OSError, TimeoutError, subprocess.SubprocessError) as error:
             self.failures.append(f"after {fault.name} the fleet was not whole again: {error!r}"[:500])
@@ -193,11 +196,25 @@ class Faults:
                 os.kill(self._random.choice(forked), signal.SIGKILL)
 
     async def _rotate_keys(self) -> None:
-        """Add a generation of transport keys; the next time, retire the older one."""
-        word = "rotate" if self._generations == 1 else "retire"
-        self._generations = 3 - self._generations
+        """Add a generation of transport keys, and retire the older one once no link has it, as `semel key` says."""
+        before = max(await asyncio.to_thread(self._key_generations), default=0)
+        await asyncio.to_thread(self._change_keys, "rotate")
+        async with asyncio.timeout(_END_S):
+            while min(await asyncio.to_thread(self._key_generations), default=0) <= before:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+        await asyncio.to_thread(self._change_keys, "retire")
+
+    def _change_keys(self, word: str) -> None:
         command = [*SEMEL, "key", word, str(self._world.home / "keys")]
-        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True)  # noqa: S603
+
+    def _key_generations(self) -> list[float]:
+        """Return the generations that links of frontends have; of one that does not answer, none."""
+        found: list[float] = []
+        for node in self._world.fleet.running_frontends:
+            with suppress(OSError, http.client.HTTPException):
+                found += Scrape.parse(node.metrics()).values(metrics.LINK_KEY_GENERATION, "worker").values()
+        return found
 
     async def _delete_fetched(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self._fetched, ignore_errors=True)

@@ -23,7 +23,6 @@ from semel.lab.prove.processes import (
     ENGINE_FLAGS,
     ENGINE_START_S,
     FEATURE_BYTES,
-    FRONTEND_START_S,
     ITEM_CACHE_GB,
     SEMEL,
     Fleet,
@@ -40,6 +39,7 @@ _RATE: Final = 400.0
 _FEATURE_CACHE_GB: Final = 60 * FEATURE_BYTES / 2**30
 _MEDIA_CACHE_GB: Final = "0.00001"
 _TIER_GB: Final = "0.2"
+_MODELLESS_START_S: Final = 90.0
 _POLL_S: Final = 0.25
 _FILES: Final = 8
 """Images that each tenant uploads."""
@@ -104,9 +104,9 @@ class World:
         except (OSError, http.client.HTTPException):
             return False
 
-    async def until_whole(self, within_s: float = ENGINE_START_S) -> None:
+    async def until_whole(self) -> None:
         """Wait until every frontend that runs is ready and connected to all workers."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(ENGINE_START_S if self.shape.has_engines else _MODELLESS_START_S):
             for node in self.fleet.running_frontends:
                 while node.is_running and not await asyncio.to_thread(node.is_up, "/ready", timeout_s=2.0):  # noqa: ASYNC110 another process
                     await asyncio.sleep(_POLL_S)
@@ -134,7 +134,7 @@ async def running_world(shape: Shape, images: ImageServer) -> AsyncIterator[Worl
             for _ in range(shape.frontends):
                 world.begin_frontend()
             await asyncio.to_thread(world.fleet.until_up)
-            await world.until_whole(FRONTEND_START_S)
+            await world.until_whole()
             yield world
     finally:
         shutil.rmtree(home)
