@@ -18,6 +18,7 @@ from semel.lab.prove.driver import Balancer, Driver, Tally
 from semel.lab.prove.images import serving_images
 from semel.lab.prove.page import checks_of
 from semel.lab.prove.plan import REFUSALS, TENANTS, Media, Mix, draw_image, draw_questions, plan
+from semel.lab.prove.run import found_made
 from semel.lab.prove.work import Work
 from semel.lab.prove.world import post, upload
 from semel.lab.testing.pacing import DeterministicEngine
@@ -62,8 +63,8 @@ async def running(home: Path, model: Path, port: int) -> AsyncIterator[tuple[fro
         yield world, urls
 
 
-async def drive(home: Path, model: Path, protection: str = "") -> tuple[Tally, Work]:
-    """The mix, without the conversations that need stored responses."""
+async def drive(home: Path, model: Path, protection: str = "") -> tuple[Tally, Work, int]:
+    """The mix, without the conversations that need stored responses, and how much a tenant found made for another."""
     images = [draw_image(MIX.seed, number) for number in range(MIX.images)]
     async with serving_images(images) as server, running(home, model, server.port) as (world, urls):
         files = await upload(urls[0], KEYS, images)
@@ -76,12 +77,13 @@ async def drive(home: Path, model: Path, protection: str = "") -> tuple[Tally, W
         driver = Driver(Balancer(lambda: urls), references, Media(images, server.url, files), KEYS, at_a_time=12)
         tally = await driver.run([one for one in plan(MIX) if not one.question.next_text])
         sent = sum(one.metric("semel_features_sent_total") for one in world.frontends)
-        return tally, Work(sent=sent, resubmitted=world.worker.resubmissions)
+        found = await found_made(urls[0], KEYS, MIX, lambda: float(world.frontends[0].pool.processed))
+        return tally, Work(sent=sent, resubmitted=world.worker.resubmissions), found
 
 
 @pytest.mark.parametrize(
     ("protection", "wrong"),
-    [("", []), ("repair", ["valid requests that failed"]), ("ledger", ["items sent, per showing"])],
+    [("", []), ("repair", ["valid requests that failed"]), ("ledger", ["items sent, per showing"]), ("tenant-key", [])],
 )
 async def test_the_mix_is_answered_as_if_alone_and_a_missing_protection_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protection: str, wrong: list[str]
@@ -89,7 +91,8 @@ async def test_the_mix_is_answered_as_if_alone_and_a_missing_protection_is_seen(
     monkeypatch.setattr(frontends, "EchoEngine", lambda contract: DeterministicEngine(contract, rate=400.0))
     (tmp_path / "model").mkdir()
     monkeypatch.setattr(without, "_set", monkeypatch.setattr)
-    tally, work = await drive(tmp_path, write_model(tmp_path / "model"), protection)
+    tally, work, found = await drive(tmp_path, write_model(tmp_path / "model"), protection)
     assert [check.name for check in checks_of(tally, work) if not check.ok] == wrong, tally.faults
+    assert found == (4 if protection == "tenant-key" else 0), "of four items"
     assert work.resubmitted > 0 or protection == "ledger", "nothing was lost, so nothing was repaired"
     assert tally.outcomes["answered"] > 100 and tally.outcomes["streamed"] > 100 and tally.outcomes["refused"] > 20

@@ -14,6 +14,6 @@ def test_every_protection_can_be_taken_out_of_a_process() -> None:
 
 
 def test_the_command_without_a_protection_is_the_semel_command() -> None:
-    words = [*command_without("retry"), "frontend", "--help"]
+    words = [*command_without("repair"), "frontend", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert "Start a frontend" in done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from semel.lab.prove.world import Shape, World, post, running_world, upload
 from semel.telemetry import metrics
 from semel.telemetry.scrape import Scrape
 
-__all__ = ["Options", "prove"]
+__all__ = ["Options", "found_made", "prove"]
 
 _PROGRESS_S: Final = 2.0
 _ANSWER_S: Final = 300.0
@@ -124,18 +124,19 @@ async def _drive(
     await recorder.read_all()
     tally.faults += faults.failures
     try:
-        found_made = await _found_made(world, mix)
+        frontend = world.fleet.running_frontends[0]
+        made_for_others = await found_made(frontend.url, world.keys, mix, partial(_preprocessed, frontend))
     except (ServiceError, aiohttp.ClientError, OSError) as error:
         tally.outcomes["failed"] += 1
         tally.faults.append(f"a request after the last fault: {error!r}"[:500])
-        found_made = 0
+        made_for_others = 0
     return Page(
         run=_describe(options),
         host=describe_machine(),
         tally=tally,
         work=recorder.total(),
         broken=len(faults.failures),
-        found_made=found_made,
+        found_made=made_for_others,
         memory=recorder.memory,
         faults=faults.counts,
         fetched_from_server=images.fetches,
@@ -144,17 +145,17 @@ async def _drive(
     )
 
 
-async def _found_made(world: World, mix: Mix) -> int:
-    """Count new items that a tenant finds made for another one: each asks about the same new images."""
-    frontend, timeout = world.fleet.running_frontends[0], aiohttp.ClientTimeout(total=_ANSWER_S)
+async def found_made(url: str, keys: Mapping[str, str], mix: Mix, preprocessed: Callable[[], float]) -> int:
+    """Count new items that a tenant finds made for another one: two ask a frontend about the same new images."""
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     media = Media([draw_image(mix.seed, mix.images + number) for number in range(_NEW)])
-    before = await asyncio.to_thread(_preprocessed, frontend)
+    before = await asyncio.to_thread(preprocessed)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         for number, tenant in enumerate(TENANTS[:2] * _NEW):
             ask = Ask(number, tenant, Question("what is new?", (number // 2,)))
             ((path, body),) = bodies(ask, media)
-            await post(session, frontend.url, path, body, world.keys[tenant])
-    return 2 * _NEW - int(await asyncio.to_thread(_preprocessed, frontend) - before)
+            await post(session, url, path, body, keys[tenant])
+    return 2 * _NEW - int(await asyncio.to_thread(preprocessed) - before)
 
 
 def _preprocessed(frontend: Node) -> float:

@@ -11,10 +11,8 @@ from typing import Any, Final
 
 from semel.core import Digest, Tenant
 from semel.errors import ServiceError
-from semel.fleet.retry_policy import RetryPolicy
 from semel.fleet.worker import RemoteWorker
 from semel.ledger import Ledger
-from semel.store.seal import Seal
 
 __all__ = ["PROTECTIONS", "command_without", "main"]
 
@@ -35,15 +33,6 @@ def _no_tenant_key() -> None:
     _set(Tenant, "parts", property(lambda _: (b"", b"")))
 
 
-def _no_seals() -> None:
-    _set(Seal, "open", lambda self, _, record: record[self.NBYTES :])
-
-
-def _no_retry() -> None:
-    _set(RetryPolicy, "goes_on", lambda *_: False)
-    _set(RetryPolicy, "is_resumable", lambda *_: False)
-
-
 def _set(owner: type, name: str, value: object) -> None:
     assert hasattr(owner, name), f"{owner.__name__} has no {name} any more"
     setattr(owner, name, value)
@@ -53,8 +42,6 @@ PROTECTIONS: Final[dict[str, Callable[[], None]]] = {
     "repair": _no_repair,
     "ledger": _no_ledger,
     "tenant-key": _no_tenant_key,
-    "seals": _no_seals,
-    "retry": _no_retry,
 }
 """By name: what takes it out of a frontend."""
 
