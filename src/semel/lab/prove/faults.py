@@ -221,15 +221,14 @@ class Faults:
 
     async def _exchange_fetched(self) -> None:
         """Let two records of fetched media change places: a seal covers where a record is."""
-        files = sorted(
-            path for path in self._fetched.rglob("*") if path.is_file() and path.stat().st_size > _LEASE_BYTES
-        )
+        files = sorted(path for path in self._fetched.rglob("*") if path.is_file())
         if len(files) > 1:
             one, other = self._random.sample(files, 2)
-            with suppress(OSError):
+            with suppress(OSError):  # frontends may delete them meanwhile
                 contents = one.read_bytes(), other.read_bytes()
-                one.write_bytes(contents[1])
-                other.write_bytes(contents[0])
+                if min(map(len, contents)) > _LEASE_BYTES:
+                    one.write_bytes(contents[1])
+                    other.write_bytes(contents[0])
 
     @property
     def _fetched(self) -> Path:
