@@ -221,14 +221,15 @@ class Faults:
 
     async def _exchange_fetched(self) -> None:
         """Let two records of fetched media change places: a seal covers where a record is."""
-        files = sorted(path for path in self._fetched.rglob("*") if path.is_file())
-        if len(files) > 1:
+        with suppress(OSError):  # frontends and the other fault delete files meanwhile
+            files = sorted(path for path in self._fetched.rglob("*") if path.is_file())
+            if len(files) < 2:
+                return
             one, other = self._random.sample(files, 2)
-            with suppress(OSError):  # frontends may delete them meanwhile
-                contents = one.read_bytes(), other.read_bytes()
-                if min(map(len, contents)) > _LEASE_BYTES:
-                    one.write_bytes(contents[1])
-                    other.write_bytes(contents[0])
+            contents = one.read_bytes(), other.read_bytes()
+            if min(map(len, contents)) > _LEASE_BYTES:
+                one.write_bytes(contents[1])
+                other.write_bytes(contents[0])
 
     @property
     def _fetched(self) -> Path:
