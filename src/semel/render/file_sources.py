@@ -181,19 +181,14 @@ class FileSources:
         shared = self.shared
         if shared is None:
             return None
-        names = {one.name: one.source.modality for one in attachments if one.name is not None}
-        unwritten = {
-            name: self._binding(tenant, name, modality, identity_of)
-            for name, modality in names.items()
-            if not shared.is_current(tenant, name)
+        names = {
+            one.name: one.source.modality
+            for one in attachments
+            if one.name is not None and not shared.is_current(tenant, one.name)
         }
-        if not unwritten:
+        if not names:
             return None
-
-        async def write(entry: tuple[str, Binding | None]) -> None:
-            await shared.sync(tenant, *entry)
-
-        return shared.write(concurrently(unwritten.items(), write, at_once=_NAMES_AT_ONCE))
+        return shared.write(tenant, len(names), partial(self._sync, shared, tenant, names.items(), identity_of))
 
     async def read(self, tenant: Tenant, spend: Spend, pin: Pin, file: MediaFile) -> Media:
         """Return the media of a file, whose bytes are spent first, and pinned while the store reads them."""
@@ -211,15 +206,21 @@ class FileSources:
             return
         names = {one.name: one.modality for one in sources if not shared.is_current(tenant, one.name)}
         entries = list(names.items())
-
-        async def look(entry: tuple[str, Modality]) -> None:
-            await shared.sync(tenant, entry[0], self._binding(tenant, *entry, identity_of))
-
         for start in range(0, len(entries), _NAMES_AT_ONCE):
             some = entries[start : start + _NAMES_AT_ONCE]
-            await concurrently(some, look, at_once=_NAMES_AT_ONCE)
+            await self._sync(shared, tenant, some, identity_of)
             if any(self.names.bound(tenant, name) is None for name, _ in some):
                 return
+
+    async def _sync(
+        self, shared: SharedNames, tenant: Tenant, names: Iterable[tuple[str, Modality]], identity_of: IdentityOf
+    ) -> None:
+        """Bring names in the store and in memory to the same."""
+
+        async def sync(entry: tuple[str, Modality]) -> None:
+            await shared.sync(tenant, entry[0], self._binding(tenant, *entry, identity_of))
+
+        await concurrently(names, sync, at_once=_NAMES_AT_ONCE)
 
     def _binding(self, tenant: Tenant, name: str, modality: Modality, identity_of: IdentityOf) -> Binding | None:
         """Return what a name is bound to here, with the digest of its item, if it is known."""
