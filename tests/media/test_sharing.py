@@ -376,6 +376,17 @@ async def test_a_lease_that_was_left_behind_delays_others_once(
     assert len(fleet.server.seen) == before <= 3
 
 
+@pytest.mark.parametrize("ahead_s", [0.5, -0.5])
+async def test_equal_fetches_are_one_though_clocks_differ(fleet: Frontends, ahead_s: float) -> None:
+    fleet.server["/a"] = slowly(b"cat", 0.3, **CACHED)
+    frontends = [await fleet.start() for _ in range(3)]
+    fleet.responses[0]._clock = lambda: time.time() + ahead_s
+    first = asyncio.create_task(get(frontends[0], url := fleet.server.url("/a")))
+    await until(lambda: bool(fleet.server.seen))
+    assert await asyncio.gather(first, *(get(fetching, url) for fetching in frontends[1:])) == [b"cat"] * 3
+    assert len(fleet.server.seen) == 1
+
+
 async def test_a_lease_of_a_url_that_nobody_wants_any_more_is_swept(fleet: Frontends) -> None:
     await fleet.start()
     (responses,) = fleet.responses

@@ -137,10 +137,13 @@ class SharedFetches:
             await self._ask(key, partial(self._store.write, key, response, pin))
 
     async def _wait(self, key: ResponseKey) -> None:
-        """Wait until a lease is gone. One that is not valid any more, or is said to be for too long, is ended."""
+        """Wait until a lease is gone. One that is not valid any more, or is said to be for too long, is ended.
+
+        The clock of its owner may be ahead by as much as a lease is valid.
+        """
         until_s, poll_s = time.monotonic() + LEASE_S, _POLL_S
         while (left_s := await self._ask(key, partial(self._store.lease_left_s, key))) is not None:
-            if not 0 < left_s <= LEASE_S or time.monotonic() >= until_s:
+            if not 0 < left_s <= 2 * LEASE_S or time.monotonic() >= until_s:
                 return await self._end_lease(key)
             await asyncio.sleep(min(poll_s, left_s))
             poll_s = min(1.5 * poll_s, _MAX_POLL_S)
