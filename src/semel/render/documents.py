@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeVar
 
 from blake3 import blake3
 
-from semel.aio import concurrently
+from semel.aio import concurrently, run_if_large
 from semel.core import Digest, Key, Media, Modality, Page, Tenant
 from semel.core.digest import Identity, hash_parts
 from semel.errors import InvalidRequest, MediaTooLarge, RequestError
@@ -23,13 +23,11 @@ from semel.render.chat.messages import Attachment, Conversation, Message, Part
 from semel.render.media.names import MediaNames
 from semel.render.media.parsed_request import ReadFile
 from semel.render.media.source import Document, DocumentPage, MediaFile
-from semel.render.offload import run_if_heavy
 from semel.store.names import file_id
 
 __all__ = ["CountPages", "Documents", "expand_documents"]
 
 _PAGE: Final = b"semel.page.1"
-_LARGE: Final = 1 << 20
 _COUNT: Final = b"semel.pages.1"
 _COUNTS_AT_ONCE: Final = 8
 
@@ -102,7 +100,7 @@ class Documents:
         if isinstance(document, MediaFile):
             return document, document.id
         assert isinstance(document, Media), "URLs have been fetched"
-        hashed = await run_if_heavy(partial(blake3, document.data), light=document.nbytes <= _LARGE)
+        hashed = await run_if_large(partial(blake3, document.data), document.nbytes)
         return document, file_id(hashed.digest(), tenant.name, key)
 
     async def _count(self, document: Media, group: Hashable, tenant: Tenant) -> int:

@@ -15,7 +15,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from semel.media.fetch.download import Downloader, FetchLimits
 from semel.media.fetch.policy import Folder, MediaPolicy
 from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
 from semel.media.fetch.settings import FetchSettings
-from semel.media.fetch.sharing import ResponseStore, SharedFetches
+from semel.media.fetch.sharing import Pin, ResponseStore, SharedFetches
 from semel.media.fetch.url import FileUrl, Url, WebUrl
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
@@ -80,8 +80,9 @@ class _Unpaid(Exception):
 class _Payer:
     """Charges the bytes of a download to the request that leads it, while that request exists."""
 
-    def __init__(self, spend: Spend) -> None:
+    def __init__(self, spend: Spend, pin: Pin | None) -> None:
         self._spend: Spend | None = spend
+        self._pin = pin
         self.leads = False
 
     def spend(self, nbytes: int) -> None:
@@ -92,8 +93,14 @@ class _Payer:
         except SemelError as error:
             raise _Unpaid(error) from None
 
+    def pin(self, nbytes: int) -> Callable[[], None]:
+        if self._pin is not None:
+            with suppress(SemelError):  # it is just being called back
+                return self._pin(nbytes)
+        return lambda: None
+
     def leave(self) -> None:
-        self._spend = None
+        self._spend = self._pin = None
 
 
 @dataclass(slots=True)
@@ -130,11 +137,20 @@ class Fetcher:
         """Close all connections."""
         await self._downloader.close()
 
-    async def fetch(self, url: Url, tenant: Tenant, *, apart: bool = False, spend: Spend = lambda _: None) -> bytes:
+    async def fetch(
+        self,
+        url: Url,
+        tenant: Tenant,
+        *,
+        apart: bool = False,
+        spend: Spend = lambda _: None,
+        pin: Pin | None = None,
+    ) -> bytes:
         """Return the bytes of a URL.
 
         `spend` is called before bytes are stored: part by part for the call that leads a fetch, all at once for a call
-        that joins it or hits the cache. It is never called after this call has ended.
+        that joins it or hits the cache. It is never called after this call has ended. `pin` is called for the call that
+        leads a fetch, while a store reads or writes the bytes.
         """
         try:
             self._options.policy.check(url)
@@ -148,7 +164,7 @@ class Fetcher:
             self._counts.hits += not apart
             spend(len(stored.data))
             return stored.data
-        payer = _Payer(spend)
+        payer = _Payer(spend, pin)
         try:
             data = await self._flight.do((apart, key), partial(self._download, key, stored, apart, payer))
         except _Unpaid as error:
@@ -208,7 +224,7 @@ class Fetcher:
         if self._shared is None or apart:
             response = await ask(cached)
         else:
-            response = await self._shared.fetch(key, cached, payer.spend, ask)
+            response = await self._shared.fetch(key, cached, payer.spend, payer.pin, ask)
         if not apart:
             self._cache.put(key, response)
         return response.data
