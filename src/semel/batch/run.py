@@ -201,12 +201,16 @@ class _Batch:
         """Return the body to send: that of the line, with the bytes of files in the place of their URLs."""
         if self._read_file is None or b"file:" not in bytes(request.body).lower():
             return bytes(request.body)
-        body = msgspec.json.decode(request.body)
         urls: dict[str, str] = {}
-        replaced_urls(body, lambda url: urls.setdefault(url, ""))
-        for one in urls:
-            urls[one] = await self._read_file(one)
-        return json.dumps(replaced_urls(body, urls.__getitem__), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        try:
+            body = msgspec.json.decode(request.body)
+            replaced_urls(body, lambda url: urls.setdefault(url, ""))
+            for one in urls:
+                urls[one] = await self._read_file(one)
+            body = replaced_urls(body, urls.__getitem__)
+            return json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except RecursionError:
+            raise InvalidRequest("the body is nested too deeply for the URLs of files in it to be replaced") from None
 
     async def _post(self, client: httpx.AsyncClient, url: str, content: bytes) -> httpx.Response:
         """Send a request until it is answered or given up; the last error of its connection is raised."""
