@@ -17,6 +17,7 @@ from semel.lab.testing.pdf import page_of, pdf
 from semel.media import DocumentLimits, count_pages
 from semel.media.fetch.url import Url
 from semel.render import ChatRenderer, ChatRequest, pipeline
+from semel.render.chat.messages import Conversation
 from semel.render.documents import Documents
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
@@ -326,9 +327,9 @@ async def test_a_document_that_is_in_a_request_twice_is_held_once_and_charged_S2
 async def test_what_grows_with_a_request_is_done_beside_the_event_loop(
     served: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages among 20,000 parts take 10 ms, and `frames_indices` of 65,000 frames 19 ms."""
-    threads: dict[str, set[int]] = {"pages": set(), "options": set()}
-    expand, identity = pipeline.expand_documents, pipeline.Identity
+    """Of 20,000 parts: to count their characters takes 30 ms, to put pages among them 10; 65,000 `frames_indices` 19."""
+    threads: dict[str, set[int]] = {"characters": set(), "options": set(), "pages": set()}
+    expand, identity, strings = pipeline.expand_documents, pipeline.Identity, Conversation.strings
 
     def expanding(*arguments: Any) -> Any:
         threads["pages"].add(threading.get_ident())
@@ -338,17 +339,22 @@ async def test_what_grows_with_a_request_is_done_beside_the_event_loop(
         threads["options"].add(threading.get_ident())
         return identity(**arguments)
 
+    def reading(conversation: Conversation) -> Any:
+        threads["characters"].add(threading.get_ident())
+        return strings(conversation)
+
+    monkeypatch.setattr(Conversation, "strings", reading)
     monkeypatch.setattr(pipeline, "expand_documents", expanding)
     monkeypatch.setattr(pipeline, "Identity", identifying)
     light = chat(file())["messages"]
     media_io = {"video": {"frames_indices": [*range(5_000)]}}
     for request, heavy in (
-        (ChatRequest(light), {}),
-        (ChatRequest(chat(file(), *[TEXT] * 200)["messages"]), {"pages"}),
+        (ChatRequest(light), set()),
+        (ChatRequest(chat(file(), *[TEXT] * 200)["messages"]), {"characters", "pages"}),
         (ChatRequest(light, media_io_kwargs=media_io), {"options"}),
     ):
-        await served.service.serving().pipeline.read_chat(request, Tenant("acme"))
-        here = {name for name, seen in threads.items() if threading.get_ident() in seen}
-        assert here == {"pages", "options"} - set(heavy)
+        await served.service.serving().pipeline.read_chat(request, Tenant("acme"), max_chars=1 << 20)
+        beside = {name for name, seen in threads.items() if seen - {threading.get_ident()}}
+        assert beside == heavy
         for seen in threads.values():
             seen.clear()

@@ -147,7 +147,7 @@ class Pipeline:
             places = [attachment.where for attachment in attachments]
             admit(sources, places)
         if not light and max_chars is not None:
-            check_chars(sum(map(len, conversation.strings())), max_chars)
+            check_chars(await asyncio.to_thread(lambda: sum(map(len, conversation.strings()))), max_chars)
         watch.lap("parse")
         renderer, name = self.chat_renderer, _name(tenant)
         tokenize = partial(
