@@ -307,7 +307,7 @@ def _file_reader(settings: BatchSettings) -> Callable[[str], Awaitable[str]] | N
     """Return what reads a file of the folder by its URL, as a data URL; None if no folder is named."""
     if settings.allowed_local_media_path is None:
         return None
-    from semel.media.fetch.fetch import read_file
+    from semel.media.fetch.local import read_file
     from semel.media.fetch.policy import MediaPolicy
     from semel.media.fetch.url import FileUrl, parse_url
 

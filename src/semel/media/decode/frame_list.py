@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import pybase64
-
 from semel.errors import InvalidRequest, MediaError, MediaTooLarge, MediaUndecodable
 from semel.media.decode.image import decode_image, size_from_header
 from semel.media.decode.limits import DecodeLimits
@@ -87,6 +85,8 @@ class FrameReader:
 
     def load_base64(self, media_type: str, data: str) -> Image.Image:
         """Return the next frame; the name is that of vLLM's loaders of images."""
+        import pybase64
+
         del media_type
         number = len(self._sizes)
         try:
