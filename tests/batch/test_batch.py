@@ -214,9 +214,21 @@ def test_429_and_503_are_tried_again_after_the_time_that_they_name(
     assert len(pauses) == 3
 
 
-def _with_retry_after(end_headers: Any) -> Any:
+@pytest.mark.parametrize("value", ["-5", "nan", "0", "Thu, 19 Nov 2026 04:00:00 GMT", ""])
+def test_a_server_that_names_no_time_is_tried_again_less_and_less_often(
+    server: ReferenceServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    pauses = slept(monkeypatch)
+    server.faults = [Rejection(429, "busy")] * 3
+    end_headers = _with_retry_after(BaseHTTPRequestHandler.end_headers, value)
+    monkeypatch.setattr(BaseHTTPRequestHandler, "end_headers", end_headers)
+    assert Batch(tmp_path, *LINES[:1]).run(server.url).failed == 0
+    assert [pause >= least for pause, least in zip(pauses, (1, 2, 4), strict=True)] == [True] * 3
+
+
+def _with_retry_after(end_headers: Any, value: str = "7") -> Any:
     def end(self: Any) -> None:
-        self.send_header("Retry-After", "7")
+        self.send_header("Retry-After", value)
         end_headers(self)
 
     return end

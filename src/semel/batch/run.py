@@ -282,8 +282,8 @@ async def _pause(seconds: float) -> None:
 def _retry_after_s(response: httpx.Response | None) -> float | None:
     """Return the seconds that a server asks for; a date is not read."""
     with contextlib.suppress(ValueError):
-        if response is not None:
-            return min(float(response.headers.get("retry-after", "")), _MAX_PAUSE_S)
+        if response is not None and (seconds := float(response.headers.get("retry-after", ""))) > 0:
+            return min(seconds, _MAX_PAUSE_S)
     return None
 
 
