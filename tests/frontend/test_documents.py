@@ -16,9 +16,9 @@ from semel.core import Feature, Identity, Keyring, Media, Tenant
 from semel.lab.testing.pdf import page_of, pdf
 from semel.media import DocumentLimits, count_pages
 from semel.media.fetch.url import Url
-from semel.render import ChatRenderer, ChatRequest, pipeline
+from semel.render import ChatRenderer, ChatRequest
 from semel.render.chat.messages import Conversation
-from semel.render.documents import Documents
+from semel.render.documents import Documents, expand_documents
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
@@ -329,23 +329,23 @@ async def test_what_grows_with_a_request_is_done_beside_the_event_loop(
 ) -> None:
     """Of 20,000 parts: counting characters takes 30 ms, expanding documents 10; 65,000 `frames_indices`: 19 ms."""
     threads: dict[str, set[int]] = {"characters": set(), "options": set(), "pages": set()}
-    expand, identity, strings = pipeline.expand_documents, pipeline.Identity, Conversation.strings
+    strings = Conversation.strings
 
     def expanding(*arguments: Any) -> Any:
         threads["pages"].add(threading.get_ident())
-        return expand(*arguments)
+        return expand_documents(*arguments)
 
     def identifying(**arguments: Any) -> Identity:
         threads["options"].add(threading.get_ident())
-        return identity(**arguments)
+        return Identity(**arguments)
 
     def reading(conversation: Conversation) -> Any:
         threads["characters"].add(threading.get_ident())
         return strings(conversation)
 
     monkeypatch.setattr(Conversation, "strings", reading)
-    monkeypatch.setattr(pipeline, "expand_documents", expanding)
-    monkeypatch.setattr(pipeline, "Identity", identifying)
+    monkeypatch.setattr("semel.render.pipeline.expand_documents", expanding)
+    monkeypatch.setattr("semel.render.pipeline.Identity", identifying)
     light = chat(file())["messages"]
     media_io = {"video": {"frames_indices": [*range(5_000)]}}
     for request, heavy in (
