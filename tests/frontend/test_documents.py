@@ -22,7 +22,7 @@ from semel.render.documents import Documents, expand_documents
 from semel.render.file_sources import FileSources
 from semel.render.media.names import MediaNames
 from tests.frontend.rig import MAX_IMAGES, Rig, rig
-from tests.render.drawn import FEATURE_BYTES, Drawing, drawn
+from tests.render.drawn import FEATURE_BYTES, Drawing, drawn, image_part
 from tests.store.stores import Clock, FaultyObjects, in_memory, store_over
 from tests.waiting import until
 
@@ -56,7 +56,8 @@ class Desk:
 
     async def process(self, media: Media, options: Mapping[str, object], **_: object) -> Feature:
         assert not options
-        assert media.page is not None
+        if media.page is None:
+            return drawn(media)
         assert media.data.startswith(b"%PDF-")
         self.made.append((media.page.number, media.page.dpi))
         return drawn(Media("image", b"%d" % (10 * media.page.number)))
@@ -158,6 +159,17 @@ async def test_a_document_is_its_pages_in_order_in_every_api_and_form(served: Ri
         assert await items_of(served, path, of_id(file_id)) == expected
     assert (desk.counted, desk.made, desk.objects.calls.count("get")) == ([], [], 0)
     assert served.service.budget.in_flight == 0
+
+
+async def test_the_prompt_is_that_of_the_same_pages_sent_as_images(served: Rig) -> None:
+    before, after = {"type": "text", "text": "first"}, {"type": "text", "text": "then"}
+    prompts = []
+    for parts in ([file()], [image_part(10 * number) for number in (1, 2, 3, 4)]):
+        await served.ok(CHAT, chat(before, *parts, after))
+        assert served.engine.last is not None
+        prompts.append(served.engine.last.prompt)
+    assert prompts[0].token_ids == prompts[1].token_ids
+    assert prompts[0].timeline == prompts[1].timeline
 
 
 async def test_a_file_that_nobody_has_opened_is_read_twice_at_most_whatever_its_pages(served: Rig, desk: Desk) -> None:
