@@ -406,3 +406,6 @@ def test_files_that_cannot_be_read_from_their_beginning_are_refused(tmp_path: Pa
     for paths in ((pipe, batch.output), (batch.input, pipe), (batch.input, Path("/dev/null")), (batch.input, tmp_path)):
         code, printed = run_main("batch", *map(str, paths))
         assert (code, "is no regular file" in printed) == (2, True), printed
+    for paths in ((Path("a" * 300), batch.output), (batch.input, Path("a" * 300))):
+        code, printed = run_main("batch", *map(str, paths))
+        assert (code, "File name too long" in printed) == (2, True), printed

@@ -85,8 +85,8 @@ class BatchFile:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open a file; a `ConfigError` says why that cannot be."""
-        check_file(path)
         try:
+            check_file(path)
             file = path.open("rb")
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None

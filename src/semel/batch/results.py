@@ -49,8 +49,8 @@ class Results:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open a file or make it. A `ConfigError` says that it is in use, or is no file of results."""
-        check_file(path)
         try:
+            check_file(path)
             results = cls(path.open("a+b", buffering=0))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
