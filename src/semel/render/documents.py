@@ -64,11 +64,14 @@ class Documents:
     ) -> list[list[_T | DocumentPage]]:
         """Return each source, or the pages of the document that it is. `remembers`: whether counts are remembered."""
         opened: dict[str, _Opened] = {}
+        sent: dict[Digest, Media] = {}
         identity, group = identity_of("image"), object()
 
         async def open_one(source: Document) -> None:
             try:
                 document, content = await self._identify(source, tenant, key)
+                if isinstance(document, Media):  # one that is there twice is held, and charged, once
+                    document = sent.setdefault(content, document)
                 reference = identity.digest(_COUNT + content)
                 if (pages := names.pages(tenant, reference)) is None:
                     document = await read(document) if isinstance(document, MediaFile) else document

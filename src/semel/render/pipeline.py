@@ -148,7 +148,7 @@ class Pipeline:
             places = [attachment.where for attachment in attachments]
             admit(sources, places)
         if not light and max_chars is not None:
-            check_chars(sum(map(len, conversation.strings())), max_chars)
+            check_chars(await asyncio.to_thread(lambda: sum(map(len, conversation.strings()))), max_chars)
         watch.lap("parse")
         renderer, name = self.chat_renderer, _name(tenant)
         tokenize = partial(
@@ -166,12 +166,14 @@ class Pipeline:
         read_file = partial(self.files.read, owner, spend, pin)
         options = with_media_io(request.mm_processor_kwargs, request.media_io_kwargs)
         identity_of = cache(partial(self._identity, options=options, tenant=tenant))
+        if not is_cheap(options):  # `frames_indices` of 65,000 frames take 19 ms
+            await asyncio.to_thread(lambda: [identity_of(one.modality) for one in fetched])
         if any(isinstance(source, Document) for source in fetched):
             opened = await self.documents.open(
                 fetched, owner, self.key, identity_of, read_file, self.files.names, remembers=intent == "execute"
             )
             fetched = [source for pages in opened for source in pages]
-            conversation = expand_documents(conversation, opened)
+            conversation = await run_if_heavy(partial(expand_documents, conversation, opened), light=light)
             attachments = conversation.attachments
             places = [attachment.where for attachment in attachments]
             admit(fetched, places)

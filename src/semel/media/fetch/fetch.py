@@ -9,16 +9,13 @@ identity: the same URL may return other bytes later (S11).
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final, Literal, Self
 
 from semel.cache import Flight
@@ -26,7 +23,8 @@ from semel.core import Tenant
 from semel.errors import MediaNotAllowed, MediaTooLarge, MediaUnavailable, SemelError
 from semel.media.fetch.connector import Lookup
 from semel.media.fetch.download import Downloader, FetchLimits
-from semel.media.fetch.policy import Folder, MediaPolicy
+from semel.media.fetch.local import read_file
+from semel.media.fetch.policy import MediaPolicy
 from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
 from semel.media.fetch.settings import FetchSettings
 from semel.media.fetch.sharing import Pin, ResponseStore, SharedFetches
@@ -34,7 +32,7 @@ from semel.media.fetch.url import FileUrl, Url, WebUrl
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
-__all__ = ["FetchOptions", "Fetcher", "Spend", "read_file"]
+__all__ = ["FetchOptions", "Fetcher", "Spend"]
 
 Spend = Callable[[int], None]
 """Called with the number of bytes that a request is about to hold. Raises if it must not hold them."""
@@ -273,48 +271,3 @@ class Fetcher:
         finally:
             self._counts.outcomes[outcome] += 1
             self._counts.seconds += time.monotonic() - begin
-
-
-_CHUNK_BYTES: Final = 1 << 20
-
-
-async def read_file(url: FileUrl, folder: Folder, *, max_bytes: int, spend: Callable[[int], None]) -> bytes:
-    """Read a file. Calls `spend` with the number of bytes before reading them."""
-    try:
-        # Each thread opens and closes its own descriptor: a cancelled caller leaves nothing open.
-        size = await asyncio.to_thread(_size, url.path, folder.real)
-        if size > max_bytes:
-            raise MediaTooLarge(f"the file has over {max_bytes:,} bytes; raise the limit with --max-media-bytes")
-        spend(size)
-        return await asyncio.to_thread(_read, url.path, folder.real, size)
-    except (OSError, ValueError):
-        # The same error for every cause: a client must not learn whether a file exists elsewhere.
-        raise MediaUnavailable("there is no such file in the folder of --allowed-local-media-path") from None
-
-
-def _size(path: str, folder: Path) -> int:
-    with _found(path, folder) as place:
-        return os.fstat(place).st_size
-
-
-def _read(path: str, folder: Path, size: int) -> bytes:
-    """Read this many bytes of a file, and no more if it has grown."""
-    parts = []
-    with _found(path, folder) as place, Path(f"/proc/self/fd/{place}").open("rb", buffering=0) as file:
-        while size > 0 and (part := file.read(min(size, _CHUNK_BYTES))):
-            parts.append(part)
-            size -= len(part)
-    return b"".join(parts)
-
-
-@contextmanager
-def _found(path: str, folder: Path) -> Iterator[int]:
-    """Open a regular file in the folder, not yet for reading."""
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        real = Path(f"/proc/self/fd/{place}").readlink()
-        if not stat.S_ISREG(os.fstat(place).st_mode) or not real.is_relative_to(folder):
-            raise PermissionError(path)
-        yield place
-    finally:
-        os.close(place)
