@@ -73,6 +73,12 @@ class Row:
 _COMMANDS: Final = (
     Step("families", "scripts/families", 60, "scripts/families mistral3"),
     Step("matrix", "scripts/matrix", 60, "scripts/matrix plain --requests 10"),
+    Step(
+        "prove",
+        "semel prove --requests 2000 --seed 1 --report build/prove",
+        15,
+        "semel prove --modelless --requests 100 --report build/prove",
+    ),
     Step("faults", "scripts/faults", 25, "scripts/faults --brief"),
     Step("door: families", "scripts/families --door", 45, "scripts/families --door qwen2-vl"),
     Step("door: load", "scripts/door-load --requests 1000", 15, "scripts/door-load --requests 100 --without-kill"),

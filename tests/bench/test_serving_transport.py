@@ -17,12 +17,12 @@ from semel.errors import ConfigError
 from semel.lab.bench.serving import servers
 from semel.lab.bench.serving.run import Options
 from semel.lab.bench.serving.servers import Launch, semel_server
+from semel.lab.prove.counters import Counts
+from semel.lab.prove.processes import Fleet
 from semel.settings.frontend import FrontendSettings
 from semel.settings.worker import WorkerSettings
 from tools.fleet import comparing, load
-from tools.fleet.counters import Counts
 from tools.fleet.driving import Tally
-from tools.fleet.processes import Fleet
 from tools.fleet.transports import Figures
 
 STAND_IN = """

@@ -20,13 +20,13 @@ class Segment:
     name: str
 
 
-def segments_of(processes: Iterable[psutil.Process]) -> set[Segment]:
+def segments_of(pids: Iterable[int]) -> set[Segment]:
     """What these processes have mapped or open."""
     found: set[Segment] = set()
-    for process in processes:
+    for pid in pids:
         try:
-            found.update(_mapped(process.pid))
-            found.update(_open(process.pid))
+            found.update(_mapped(pid))
+            found.update(_open(pid))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
     return found
@@ -34,7 +34,7 @@ def segments_of(processes: Iterable[psutil.Process]) -> set[Segment]:
 
 def left_of(segments: set[Segment]) -> set[Segment]:
     """Those that are still there: as a file, or in any process of this machine."""
-    somewhere = segments_of(psutil.process_iter())  # by number and name: each kind has numbers of its own
+    somewhere = segments_of(psutil.pids())  # by number and name: each kind has numbers of its own
     return {
         segment
         for segment in segments

@@ -17,16 +17,16 @@ import psutil
 import pytest
 
 import semel
+from semel.lab.prove.counters import Counts, settled, until_idle
+from semel.lab.prove.processes import CACHED_ITEMS, Fleet, Node, running_fleet
 from semel.telemetry import metrics
 from tests.fleet.features import contract_of, digests_of, features_of
 from tests.fleet.oracle import Oracle
 from tests.fleet.relay import Relay, relaying
 from tests.fleet.segments import Segment, left_of, segments_of
 from tests.serve.served import sum_of, until
-from tools.fleet.counters import Counts, settled, until_idle
 from tools.fleet.driving import Driver, Reference, Tally, ask_alone, essence, exchange
 from tools.fleet.plan import Ask, Chat, Kind, Load, body_of, draw_images, plan
-from tools.fleet.processes import ITEMS_HELD, Fleet, Node, running_fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.timeout(900)]
 
@@ -67,7 +67,7 @@ async def test_requests_among_aborted_and_refused_ones_are_answered_as_if_alone_
     assert (counts.sent_in_frames, counts.frames_bytes) == (0, 0), "tensor bytes went through a socket"
     for worker in fleet.workers:
         assert Counts.read([], [worker]).worker_evictions > 0, f"{worker.name} has evicted nothing: {counts}"
-        assert sum_of(worker.metrics(), metrics.MM_CACHE_ITEMS.name) == ITEMS_HELD
+        assert sum_of(worker.metrics(), metrics.MM_CACHE_ITEMS.name) == CACHED_ITEMS
 
 
 @pytest.mark.parametrize("cache", ["shared", "lru"])
@@ -106,7 +106,7 @@ async def test_an_oracle_foretells_every_hit_of_requests_one_after_another_D8(fl
     frontends = fleet.running_frontends
     _empty(fleet, frontends)
     before = settled(frontends, fleet.workers)
-    oracle = Oracle(fleet.addresses, ITEMS_HELD)
+    oracle = Oracle(fleet.addresses, CACHED_ITEMS)
     for turn, image in enumerate(_spaced_turns()):
         frontend = turn % len(frontends)
         status, answer = await exchange(frontends[frontend].url, body_of(Ask((image,), frontend), IMAGES))
@@ -189,7 +189,7 @@ async def test_a_frontend_and_a_worker_that_are_killed_fail_nothing_but_what_the
     driver = Driver([node.url for node in (doomed, *survivors)], IMAGES, reference, at_a_time=load.at_a_time)
     driving = asyncio.create_task(driver.run(plan(load, 3)))
     await driver.until_answered(200)
-    seen |= segments_of(process for node in fleet.running for process in node.family())
+    seen |= segments_of(pid for node in fleet.running for pid in node.family())
     driver.gone.add(doomed.url)
     killed = await asyncio.to_thread(doomed.kill)
     await driver.until_answered(550)
@@ -203,8 +203,7 @@ async def test_a_frontend_and_a_worker_that_are_killed_fail_nothing_but_what_the
     assert not tally.failures, "\n".join(tally.failures[:10])
     assert not lost_with_worker, "all of these could be answered by the other worker"
     assert tally.answered == load.requests
-    _, alive = psutil.wait_procs(killed, timeout=END_S)
-    assert not alive
+    until(lambda: not any(map(psutil.pid_exists, killed)), END_S)
 
     after = await ask_alone([node.url for node in survivors], LOAD.chats()[:30], IMAGES)
     assert after == {chat: reference[chat] for chat in after}
@@ -214,7 +213,7 @@ async def test_a_frontend_and_a_worker_that_are_killed_fail_nothing_but_what_the
             until(lambda node=node, gauge=gauge: sum_of(node.metrics(), gauge.name) == 0, END_S)  # type: ignore[misc]
     left = fleet.workers[0].metrics()
     assert sum_of(left, metrics.INTAKE_BYTES.name) == 0
-    assert sum_of(left, metrics.MM_CACHE_ITEMS.name) <= ITEMS_HELD
+    assert sum_of(left, metrics.MM_CACHE_ITEMS.name) <= CACHED_ITEMS
 
 
 @pytest.mark.nightly
@@ -246,12 +245,11 @@ def test_when_all_have_ended_nothing_of_them_is_left(fleet: Fleet, seen: set[Seg
     """The socket of a worker that was killed lies there until another takes its place, which it may have by now."""
     ending = {node.address for node in fleet.running}
     killed = {node.address for node in fleet.workers} - ending
-    families = [process for node in fleet.running for process in node.family()]
+    families = [pid for node in fleet.running for pid in node.family()]
     seen |= segments_of(families)
     assert any(segment.name.startswith("/memfd:semel") for segment in seen)
     fleet.end()
-    _, alive = psutil.wait_procs(families, timeout=END_S)
-    assert not alive
+    until(lambda: not any(map(psutil.pid_exists, families)), END_S)
     left = {path for path in fleet.home.iterdir() if path.is_socket()}
     assert {f"ipc://{path}".removesuffix(".memory") for path in left} <= killed
     until(lambda: not left_of(seen), END_S)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from semel.lab.prove.counters import settled
+from semel.lab.prove.processes import running_fleet
 from semel.lab.simulate.processes import FleetSize
 from semel.lab.simulate.repeats import Cause, Preprocessing, causes_of
 from semel.lab.simulate.whole import Plan, run
 from semel.lab.simulate.workload import Catalogue, Talks, Traffic
 from tools.fleet.comparing import begin_noting, noted
-from tools.fleet.counters import settled
 from tools.fleet.driving import exchange
 from tools.fleet.plan import Ask, body_of, draw_images
-from tools.fleet.processes import running_fleet
 
 FIRST = Preprocessing("d", "a", 1.0, 2.0, is_announced=False)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from semel.core import Prompt, Submission, Timeline
-from semel.lab.testing.pacing import PacedEngine, PacedStream
-from tests.wire.examples import CONTRACT
+from semel.errors import FeatureMissing
+from semel.lab.testing.pacing import DeterministicEngine, PacedEngine, PacedStream
+from tests.wire.examples import CONTRACT, digest_of
+from tests.worker.pairing import feature, prompt
 
 FAST = 500.0
 
@@ -39,3 +44,22 @@ async def test_a_stream_that_is_closed_gets_no_more_and_the_engine_goes_on_later
     await stream.close()
     assert (engine.running, engine.aborted) == (0, 1)
     assert await numbers(await engine.submit(submission(1, 3))) == [0, 1, 2]
+
+
+async def test_a_deterministic_engine_answers_alike_in_any_process_and_loses_items_as_a_drifted_cache_does() -> None:
+    made = feature(0)
+    asked = Submission("a", prompt([0]), {digest_of(0): made}, {"max_tokens": 5, "n": 2})
+    answers = []
+    for _ in range(2):
+        engine = DeterministicEngine(CONTRACT, rate=FAST)
+        answers.append([output async for output in await engine.submit(asked)])
+    assert answers[0] == answers[1]
+    assert [output.index for output in answers[0]] == [0, 1] * 5
+    other = DeterministicEngine(CONTRACT, rate=FAST)
+    changed = replace(asked, features={digest_of(0): feature(1)})
+    assert [output async for output in await other.submit(changed)] != answers[0]
+
+    held = replace(asked, features={})
+    with pytest.raises(FeatureMissing):
+        for _ in range(100):
+            assert [output async for output in await engine.submit(held)] == answers[0]

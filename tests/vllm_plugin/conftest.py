@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from semel.lab.prove.processes import running_fleet
 from tools.fleet.door import cache_gb
-from tools.fleet.processes import running_fleet
 
 __all__ = ["DoorServer", "door_server"]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from semel.lab.prove.processes import FRONTEND_START_S, Fleet, Node
 from semel.settings.secrets import read_key
 from tests.vllm_plugin.conftest import DoorServer
 from tools.fleet.door import ask_both, lost_announcements
 from tools.fleet.plan import Load, draw_images
-from tools.fleet.processes import FRONTEND_START_S, Fleet, Node
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
 

@@ -25,6 +25,7 @@ from semel.engine.vllm.compat.shared_item_cache import SharedItemCache
 from semel.engine.vllm.engine import VllmEngine
 from semel.errors import SemelError
 from semel.fleet.worker import RemoteWorker
+from semel.lab.prove.processes import FEATURE_BYTES
 from semel.render import ChatRequest, Pipeline, Rendered
 from semel.settings.secrets import create_key, read_key
 from semel.vllm_plugin import worker as level
@@ -36,7 +37,6 @@ from tests.engine.parity import draw_image
 from tests.serve.served import image_url
 from tests.waiting import until
 from tools.fleet.door import STREAMS, has_failed
-from tools.fleet.processes import FEATURE_BYTES
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(580)]
 

@@ -65,7 +65,7 @@ class SteppedEngine(EchoEngine):
 
     async def submit(self, submission: Submission) -> SteppedStream:  # type: ignore[override]
         stream = await super().submit(submission)
-        if stream._missing:
+        if stream.missing:
             return stream  # type: ignore[return-value]
         sampling = submission.sampling
         sequences, tokens = sampling.get("n", 1), sampling.get("max_tokens", 4)

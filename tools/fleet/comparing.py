@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from typing import Final, Self
 
+from semel.lab.prove.counters import Counts, settled
+from semel.lab.prove.processes import Fleet, Node
 from semel.lab.simulate.repeats import CAUSES, Cause, Preprocessing, causes_of
 from semel.telemetry import metrics
 from tests.serve.served import sum_of, until
-from tools.fleet.counters import Counts, settled
 from tools.fleet.driving import Driver, Reference, Tally, ask_alone
 from tools.fleet.noting import notes_of, noting
 from tools.fleet.plan import Repeats, draw_images, plan_repeats
-from tools.fleet.processes import Fleet, Node
 
 __all__ = ["ROOMY_GB", "Figures", "Frontends", "begin_noting", "begin_rivals", "compare", "empty", "noted"]
 

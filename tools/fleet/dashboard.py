@@ -23,12 +23,12 @@ import matplotlib.figure
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
+from semel.lab.prove.processes import Fleet, running_fleet
 from semel.lab.testing.models import build
 from tests.telemetry.prometheus import Prometheus, running_prometheus
 from tools.dashboard import PANELS, Panel
 from tools.fleet.driving import Driver, Tally, ask_alone
 from tools.fleet.plan import Load, draw_images, plan
-from tools.fleet.processes import Fleet, running_fleet
 
 RATE_INTERVAL = "10s"
 STEP_S = 1.0

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -20,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from semel.lab.prove.counters import until_idle
+from semel.lab.prove.processes import FEATURE_BYTES, Fleet, Node, running_fleet
 from semel.lab.testing.models import build
 from semel.telemetry import metrics
 from tests.serve.served import sum_of
-from tools.fleet.counters import until_idle
 from tools.fleet.driving import Driver, Tally, ask_alone, exchange, exchange_stream, token_ids
 from tools.fleet.plan import Ask, Kind, Load, body_of, draw_images, plan
-from tools.fleet.processes import FEATURE_BYTES, Fleet, Node, running_fleet
 
 __all__ = ["ask_both", "cache_gb", "drain", "has_failed", "kill", "lost_announcements", "main"]
 
@@ -92,9 +94,9 @@ async def kill(fleet: Fleet, door: Node, frontend: Node, load: Load) -> Tally:
     running = asyncio.create_task(driver.run(plan(load, 1)))
     await driver.until_answered(load.requests // 3)
     driver.killed_workers += 1
-    for process in await asyncio.to_thread(door.kill):
-        if process.is_running():
-            process.kill()
+    for pid in await asyncio.to_thread(door.kill):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     fleet.workers.remove(door)
     return await running
 

@@ -34,12 +34,12 @@ import httpx
 import psutil
 
 from semel.lab.bench.serving.scenarios.restart import restart_flags
+from semel.lab.prove.processes import Fleet, Node, running_fleet
 from semel.lab.testing.models import build
 from semel.telemetry.metrics import WORKER_CONNECTED
 from tests.embeddings.redis import Redis, running_redis
 from tests.serve.served import image_url, sum_of
 from tools.fleet.plan import draw_images
-from tools.fleet.processes import Fleet, Node, running_fleet
 
 CHAT: Final = "/v1/chat/completions"
 KEYS: Final = {"alice": "an-api-key-of-alice", "mallory": "an-api-key-of-mallory"}
@@ -211,21 +211,27 @@ class Traffic:
         return {"messages": [{"role": "user", "content": content}], "temperature": 0.0, **fields}
 
 
+def family(node: Node) -> list[psutil.Process]:
+    """Return a node's process and all that came of it."""
+    parent = psutil.Process(node.process.pid)
+    return [parent, *parent.children(recursive=True)]
+
+
 def processes_of(node: Node, text: str) -> list[psutil.Process]:
     """Return those below a node whose name or command has some text."""
     found = []
-    for one in node.family()[1:]:
+    for one in family(node)[1:]:
         with contextlib.suppress(psutil.Error):
             if text in one.name() or text in " ".join(one.cmdline()):
                 found.append(one)
-    assert found, f"{node.name} has no process {text!r}: {[one.cmdline() for one in node.family()]}"
+    assert found, f"{node.name} has no process {text!r}: {[one.cmdline() for one in family(node)]}"
     return found
 
 
 def template(world: World) -> psutil.Process:
     """Return a frontend's fork server; one that was killed is started again only when a process is needed."""
-    frontends = [node for node in world.fleet.running_frontends if any(map(is_template, node.family()))]
-    return next(filter(is_template, frontends[0].family()))
+    frontends = [node for node in world.fleet.running_frontends if any(map(is_template, family(node)))]
+    return next(filter(is_template, family(frontends[0])))
 
 
 def is_template(process: psutil.Process) -> bool:

@@ -30,13 +30,13 @@ from rich.table import Table
 
 from semel.lab.bench.ports import free_port
 from semel.lab.bench.serving.scenarios.restart import restart_flags
+from semel.lab.prove.bare import running_bare
+from semel.lab.prove.counters import Counts, settled
+from semel.lab.prove.processes import Fleet, running_fleet
 from tests.embeddings.redis import running_redis
-from tools.fleet.bare import running_bare
 from tools.fleet.comparing import ROOMY_GB, Figures, begin_rivals, compare
-from tools.fleet.counters import Counts, settled
 from tools.fleet.driving import Driver, Tally, ask_alone, exchange, token_ids
 from tools.fleet.plan import SIDE, TOKENS, Ask, Load, Repeats, body_of, draw_images, plan, plan_repeats
-from tools.fleet.processes import Fleet, running_fleet
 from tools.fleet.transports import begin_paths, measure
 
 __all__ = ["drive", "drive_fleet", "drive_rivals", "main"]

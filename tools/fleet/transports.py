@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
 import numpy as np
-import psutil
 
+from semel.lab.bench.serving.procfs import cpu_s
+from semel.lab.prove.counters import settled
+from semel.lab.prove.processes import Fleet, Node
 from tests.engine.parity import draw_image
 from tools.fleet.comparing import ROOMY_GB
-from tools.fleet.counters import settled
 from tools.fleet.driving import exchange
 from tools.fleet.plan import Ask, body_of
-from tools.fleet.processes import Fleet, Node
 
 __all__ = ["Figures", "Path", "begin_paths", "measure"]
 
@@ -112,7 +112,7 @@ async def measure(paths: Mapping[str, Path], *, rounds: int, new: int, repeats: 
 async def _new(path: Path, images: Sequence[bytes], figures: Figures) -> None:
     nodes = [path.frontend], [path.worker]
     before = await asyncio.to_thread(settled, *nodes)
-    frontend, worker = cpu_s(path.frontend.family()), cpu_s([psutil.Process(path.worker.process.pid)])
+    frontend, worker = cpu_s(path.frontend.family()), cpu_s([path.worker.process.pid])
     room, began = asyncio.Semaphore(AT_A_TIME), time.monotonic()
 
     async def ask(image: bytes) -> None:
@@ -122,7 +122,7 @@ async def _new(path: Path, images: Sequence[bytes], figures: Figures) -> None:
     await asyncio.gather(*map(ask, images))
     figures.new_s.append(time.monotonic() - began)
     figures.frontend_s.append(cpu_s(path.frontend.family()) - frontend)
-    figures.worker_s.append(cpu_s([psutil.Process(path.worker.process.pid)]) - worker)
+    figures.worker_s.append(cpu_s([path.worker.process.pid]) - worker)
     counts = await asyncio.to_thread(settled, *nodes) - before
     figures.nbytes.append(counts.frames_bytes + counts.memory_bytes)
 
@@ -138,9 +138,3 @@ async def _repeat(path: Path, image: bytes, repeats: int, figures: Figures) -> N
 async def _is_answered(path: Path, image: bytes) -> bool:
     status, _ = await exchange(path.frontend.url, body_of(Ask((0,), 0, tokens=TOKENS), [image]))
     return status == 200
-
-
-def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """Return the CPU time that processes have used so far."""
-    times = [one.cpu_times() for one in processes]
-    return float(sum(one.user + one.system for one in times))

@@ -61,6 +61,14 @@ class TestingWorkerSettings:
     key_dir: Path | None = same_flag(FrontendSettings, "key_dir")
     rate: float = flag(20.0, help="Tokens per second for each request.", group="Worker", min=0.01)
     phases: int = flag(1, help="Number of groups of requests that get their tokens in turn.", group="Worker", min=1)
+    answers: Literal["words", "input"] = flag(
+        "words",
+        help="Numbered words with the time, or tokens that are a function of the prompt and its items.",
+        group="Worker",
+    )
+    cache_bytes: int = flag(
+        1 << 30, "item-cache-gb", help="Size of the engine's item cache, in GiB.", group="Worker", unit="GiB", min=0
+    )
     drain_delay_s: float = same_flag(WorkerSettings, "drain_delay_s")
     drain_s: float = same_flag(WorkerSettings, "drain_s")
     processor: Literal["auto", "hf", "vllm"] = same_flag(WorkerSettings, "processor")
@@ -75,8 +83,10 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
 
     from semel.cli.log_relay import relayed_logs
     from semel.lab.testing.modelless_worker import run_modelless_worker
+    from semel.lab.testing.pacing import DeterministicEngine, PacedEngine
 
     settings = call.settings
+    engine = DeterministicEngine if settings.answers == "input" else PacedEngine
     worker = WorkerSettings(
         settings.model,
         settings.listen,
@@ -89,7 +99,11 @@ def rehearsal(call: Call[TestingWorkerSettings]) -> None:
         cell=settings.cell,
     )
     with relayed_logs("text"):
-        uvloop.run(run_modelless_worker(worker, rate=settings.rate, phases=settings.phases))
+        uvloop.run(
+            run_modelless_worker(
+                worker, rate=settings.rate, phases=settings.phases, engine=engine, cache_bytes=settings.cache_bytes
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,24 +46,26 @@ class EchoStream:
     def __init__(
         self, engine: EchoEngine, tokens: tuple[int, ...], missing: list[Digest], fault: EngineFault | None = None
     ) -> None:
+        self.tokens = tokens
+        self.missing = missing
+        """Items that the engine core has lost."""
+
         self._engine = engine
-        self._tokens = tokens
         self._fault = fault
-        self._missing = missing
         self._pause_s = engine.pause_s
         self.closed = False
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Yield one token at a time."""
-        if self._missing:
-            raise FeatureMissing(self._missing)
+        if self.missing:
+            raise FeatureMissing(self.missing)
         with self._engine.answering():
-            for number, token in enumerate(self._tokens, 1):
+            for number, token in enumerate(self.tokens, 1):
                 await asyncio.sleep(self._pause_s)
                 if self._fault is not None and number == _FAULTY_TOKEN.get(self._fault, 1):
                     await _suffer(self._fault)
                 await self._engine.step()
-                yield Output(0, "", (token,), finish_reason="stop" if number == len(self._tokens) else None)
+                yield Output(0, "", (token,), finish_reason="stop" if number == len(self.tokens) else None)
 
     async def close(self) -> None:
         """Nothing runs that would need an abort."""

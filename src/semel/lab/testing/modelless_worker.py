@@ -29,10 +29,16 @@ __all__ = ["run_modelless_worker"]
 _MAX_ITEMS: Final = 64
 _MAX_EMBEDS: Final = 16_384
 _MAX_TOKENS: Final = 32_768
-_CACHE_BYTES: Final = 1 << 30
 
 
-async def run_modelless_worker(settings: WorkerSettings, *, rate: float, phases: int = 1) -> None:
+async def run_modelless_worker(
+    settings: WorkerSettings,
+    *,
+    rate: float,
+    phases: int = 1,
+    engine: type[PacedEngine] = PacedEngine,
+    cache_bytes: int = 1 << 30,
+) -> None:
     """Serve an engine that generates so many tokens a second for each request, until SIGTERM."""
     keys = process_keys(settings.key_file, settings.key_dir, "worker")
     folder, target = find_folder(settings.model), Target("float32")
@@ -46,10 +52,10 @@ async def run_modelless_worker(settings: WorkerSettings, *, rate: float, phases:
         max_items=dict.fromkeys(processor.modalities, _MAX_ITEMS),
         max_embeds=_MAX_EMBEDS,
         max_tokens=_MAX_TOKENS,
-        cache_bytes=_CACHE_BYTES,
+        cache_bytes=cache_bytes,
         probes=probes,
     )
-    await serve_engine(settings, keys, PacedEngine(contract, rate=rate, phases=phases), partial(_admin, settings))
+    await serve_engine(settings, keys, engine(contract, rate=rate, phases=phases), partial(_admin, settings))
 
 
 @contextlib.asynccontextmanager

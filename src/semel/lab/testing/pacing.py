@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Iterator
+from typing import Final, TypeVar
+
+from blake3 import blake3
 
 from semel.core import Contract, Output, Submission
-from semel.lab.testing.engine import EchoEngine
+from semel.lab.testing.engine import EchoEngine, EchoStream
 
-__all__ = ["PacedEngine", "PacedStream", "word"]
+_Stream = TypeVar("_Stream", bound="PacedStream")
+
+__all__ = ["DeterministicEngine", "DeterministicStream", "PacedEngine", "PacedStream", "word"]
 
 _DEFAULT_TOKENS: Final = 16
+_LOST_EVERY: Final = 25
 
 
 def word(number: int) -> str:
@@ -39,21 +44,23 @@ class PacedStream:
         """Generate a token. Returns whether more follow."""
         self._made += 1
         is_last = self._made >= self._tokens
-        text = word(self._made - 1)
-        self._outputs.append(Output(0, text, (self._made,), finish_reason="length" if is_last else None))
+        self._outputs.extend(self._generate(self._made, "length" if is_last else None))
         self._changed.set()
         return not is_last
 
+    def _generate(self, number: int, finish_reason: str | None) -> Iterator[Output]:
+        """Yield the number-th output of each sequence, from 1 on."""
+        yield Output(0, word(number - 1), (number,), finish_reason=finish_reason)
+
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Yield one token at a time."""
-        sent = 0
-        while sent < self._tokens:
+        while True:
             while self._outputs:
-                sent += 1
                 yield self._outputs.popleft()
-            if sent < self._tokens:
-                self._changed.clear()
-                await self._changed.wait()
+            if self._made >= self._tokens:
+                return
+            self._changed.clear()
+            await self._changed.wait()
 
     async def close(self) -> None:
         """Stop generating."""
@@ -87,8 +94,10 @@ class PacedEngine(EchoEngine):
     async def submit(self, submission: Submission) -> PacedStream:  # type: ignore[override]
         """Accept a submission. Its first token comes with a step of its phase."""
         await super().submit(submission)
-        tokens = submission.sampling.get("max_tokens")
-        stream = PacedStream(self, tokens if isinstance(tokens, int) else _DEFAULT_TOKENS)
+        return self._pace(PacedStream(self, _count(submission, "max_tokens", _DEFAULT_TOKENS)))
+
+    def _pace(self, stream: _Stream) -> _Stream:
+        """Give a stream its place in a phase."""
         self._phases[self._begun % len(self._phases)].add(stream)
         self._begun += 1
         self.progress.set_requests(self.running)
@@ -119,3 +128,51 @@ class PacedEngine(EchoEngine):
         self._timer = None
         if self.running:
             self._wait()
+
+
+class DeterministicStream(PacedStream):
+    """An answer whose tokens are a function of the request: of its prompt and of the features that the engine found."""
+
+    def __init__(self, engine: PacedEngine, seed: bytes, *, tokens: int, sequences: int) -> None:
+        super().__init__(engine, tokens)
+        self._sequences = [blake3(seed + bytes([index])).digest(length=tokens) for index in range(sequences)]
+
+    def _generate(self, number: int, finish_reason: str | None) -> Iterator[Output]:
+        for index, tokens in enumerate(self._sequences):
+            token = tokens[number - 1]
+            yield Output(index, f" {token}", (token,), finish_reason=finish_reason)
+
+
+class DeterministicEngine(PacedEngine):
+    """A paced engine that answers a request alike at any time and in any process, unless an item came out differently.
+
+    Now and then it loses an item that it lists as cached, as an engine core does whose cache has drifted.
+    """
+
+    def __init__(self, contract: Contract, *, rate: float, phases: int = 1) -> None:
+        super().__init__(contract, rate=rate, phases=phases)
+        self._until_loss = _LOST_EVERY
+
+    async def submit(self, submission: Submission) -> PacedStream | EchoStream:  # type: ignore[override]
+        """Accept a submission. Its first token comes with a step of its phase, unless an item was lost."""
+        self._lose_one_of(submission)
+        answer = await EchoEngine.submit(self, submission)
+        if answer.missing:
+            return answer
+        tokens, sequences = _count(submission, "max_tokens", _DEFAULT_TOKENS), _count(submission, "n", 1)
+        return self._pace(DeterministicStream(self, bytes(answer.tokens), tokens=tokens, sequences=sequences))
+
+    def _lose_one_of(self, submission: Submission) -> None:
+        items = (item.digest for item in submission.prompt.items)
+        if (one := next((one for one in items if one not in submission.features and self.holds(one)), None)) is None:
+            return
+        self._until_loss -= 1
+        if not self._until_loss:
+            self._until_loss = _LOST_EVERY
+            self.lost.add(one)
+
+
+def _count(submission: Submission, name: str, default: int) -> int:
+    """Return a positive number of the sampling parameters."""
+    value = submission.sampling.get(name)
+    return value if isinstance(value, int) and value > 0 else default

@@ -1,0 +1,52 @@
+"""`semel prove` without engines: a fleet under fire answers everything, and one without a protection does not (D3)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+DEADLINE_S = 180
+
+
+def prove(home: Path, *flags: object) -> tuple[int, dict[str, Any]]:
+    """The exit code and the page of a run; runs of a folder share their reference answers."""
+    page = home / "page"
+    common = [
+        "--modelless",
+        "--seed",
+        1,
+        "--fault-interval-s",
+        2,
+        "--references",
+        home / "references",
+        "--report",
+        page,
+    ]
+    words = [sys.executable, "-m", "semel", "prove", *common, *flags]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode in (0, 1), done.stderr[-3_000:]
+    return done.returncode, json.loads(page.with_suffix(".json").read_text())
+
+
+def wrong(page: dict[str, Any]) -> list[str]:
+    return [check["name"] for check in page["checks"] if not check["ok"]]
+
+
+def test_nothing_is_lost_and_nothing_is_wrong_under_fire_and_without_repair_requests_fail(tmp_path: Path) -> None:
+    code, page = prove(tmp_path, "--requests", 2_000)
+    assert (code, wrong(page), page["wrong"]) == (0, [], [])
+    assert sum(page["outcomes"].values()) == 2_000
+    assert page["ties"] == 0
+    assert sum(page["faults"].values()) >= 5, page["faults"]
+    assert page["work"]["resubmitted"] > 0, "no item was lost, so nothing was repaired"
+
+    code, page = prove(tmp_path, "--requests", 300, "--without", "repair")
+    assert code == 1
+    assert wrong(page) == ["valid requests that failed"]
