@@ -33,6 +33,9 @@ FORMS: dict[str, Intent | None] = {
 }
 """Those that take no JSON; `test_transcriptions.py` and `test_files.py` send them."""
 
+POOLING: dict[str, Intent | None] = dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "execute")
+"""Those of other models; `test_pooling.py` sends them."""
+
 SUBMITS = {path for path, intent in INTENTS.items() if intent == "execute"} | {"/inference/v1/generate"}
 """What is answered by an engine: also what was rendered elsewhere, for which nothing is rendered here."""
 
@@ -75,7 +78,7 @@ async def test_the_agents_apis_give_the_prompt_of_the_chat(app: Rig) -> None:
 
 def test_every_route_that_takes_a_body_has_its_intent_in_the_table_E2(app: Rig) -> None:
     posting = {path for path, operations in app.app.openapi()["paths"].items() if "post" in operations}
-    assert posting == INTENTS.keys() | FORMS.keys()
+    assert posting == INTENTS.keys() | FORMS.keys() | POOLING.keys()
 
 
 @pytest.mark.parametrize("path", INTENTS)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from semel.core import Tenant
 from semel.frontend.api.openai.requests import ChatCompletionRequest, TokenizeChatRequest
 from semel.frontend.budget import Account
 from semel.frontend.http.body import CLIENT_CLOSED, parse_body, read, unless_disconnected
@@ -25,7 +26,7 @@ from semel.frontend.http.sse import EventStream
 from semel.frontend.limits import BodyLimits
 from semel.frontend.middleware.authentication import tenant_name
 from semel.frontend.service import FrontendState, ServedModel
-from semel.render import Intent, ParsedRequest, has_parts
+from semel.render import ChatRequest, Intent, ParsedRequest, has_parts
 from semel.telemetry.request_context import current_request, own_id
 
 __all__ = ["Call", "prompt_limits", "read_prompt_json", "serve_call"]
@@ -81,9 +82,13 @@ class Call:
         chat = parsed.chat()
         if has_parts(chat.messages):
             self.account.take(3 * self.account.charged // 4)
+        return await self.read_charged(chat, parsed.tenant(self.tenant), intent)
+
+    async def read_charged(self, chat: ChatRequest, tenant: Tenant, intent: Intent = "execute") -> ParsedRequest:
+        """Parse a chat whose decoded base64 is charged."""
         return await self.serving.pipeline.read_chat(
             chat,
-            parsed.tenant(self.tenant),
+            tenant,
             intent=intent,
             admit=self.serving.check_items,
             spend=self.account.take,

@@ -101,6 +101,7 @@ async def begin_chat(call: Call, request: ChatCompletionRequest, on_read: OnRead
     `on_read` is called with the parsed request, before it is submitted.
     """
     serving, role, is_streamed = call.serving, request.role, request.stream
+    serving.check_generates()
     name = call.answer_id(request.request_id)
     options, count, returns_ids = request.response_options(), request.n, request.return_media_ids
     submitting = partial(

@@ -84,6 +84,7 @@ async def _invoke(call: Call, request: ChatCompletionRequest | CompletionRequest
 
 async def _complete(call: Call, request: CompletionRequest) -> Response:
     serving = call.serving
+    serving.check_generates()
     submitted: dict[int, tuple[Stream, Prompt]] = {}
     handed_over = False
     try:

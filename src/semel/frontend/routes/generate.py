@@ -111,6 +111,7 @@ async def _ask_file(
 
 async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     request_id, serving = call.request_id, call.serving
+    serving.check_generates()
     if (renderer := serving.pipeline.chat_renderer) is None:
         raise InvalidRequest(f"{serving.model} transcribes: send the clip to /v1/audio/transcriptions")
     watch = Stopwatch(serving.pipeline.timings)

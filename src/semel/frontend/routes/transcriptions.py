@@ -103,6 +103,7 @@ def decoder_text(language: str, prompt: str, *, times: bool, task: Task = "trans
 async def _ask(
     kind: type[_Speech], request: Request, service: FrontendState, adapter: TypeAdapter[_Speech], call: Call
 ) -> _Speech:
+    call.serving.check_generates()
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
     body = await read_bytes(request, service.body, call.account)
