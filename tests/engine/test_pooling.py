@@ -49,7 +49,7 @@ Chat = list[dict[str, Any]]
 @pytest.fixture
 async def engine(engines: Engines) -> ShippedRig:
     rig = await engines.of(START)
-    if "pooling" not in repr(rig.engine.contract):
+    if "PoolingModel" not in repr(rig.engine.contract):
         await rig.engine.warm()
     return rig
 
@@ -268,3 +268,75 @@ async def test_an_injected_item_is_pooled(engine: ShippedRig) -> None:
     ((digest, feature),) = one.features.items()
     assert await engine.engine.inject(Digest(digest), feature)
     assert await vector(engine, replace(one, features={})) == expected
+
+
+async def vllm_scores(rig: ShippedRig, kind: str, queries: Any, documents: Any) -> list[float]:
+    """The scores of vLLM's server code, with the prompts that it makes, one at a time."""
+    from vllm.entrypoints.pooling.scoring.io_processor import ScoringIOProcessors, ScoringServeContext
+    from vllm.entrypoints.pooling.scoring.protocol import ScoreDataRequest
+    from vllm.renderers.chat_utils import ChatTemplateConfig
+
+    config = ChatTemplateConfig(chat_template=None, chat_template_content_format="auto")
+    renderer = rig.llm.renderer
+    io = ScoringIOProcessors[kind](vllm_config=rig.llm.vllm_config, renderer=renderer, chat_template_config=config)
+    request = ScoreDataRequest(data_1=queries, data_2=documents)
+    ctx = ScoringServeContext(
+        request=request,
+        model_name="tiny",
+        request_id="bare",
+        pooling_params=io.create_pooling_params(request),
+        lora_request=None,
+        priorities=None,
+        prompt_extras=None,
+    )
+    for made in [io.render(one) for one in io.get_request_factory_online(ctx)]:
+        async for result in rig.llm.encode(made["prompts"], made["params"], request_id="bare"):
+            ctx.final_res_batch.append(result)
+        await rig.engine.reset()
+    io.post_process_online(ctx)
+    return [float(getattr(one.outputs, "data", one.outputs)) for one in ctx.final_res_batch]
+
+
+def documents_of(seed: int) -> list[Any]:
+    """Texts, and contents with images, one of which comes twice."""
+    rng = np.random.default_rng(seed)
+    part, other = image_part(draw_image(rng)), image_part(draw_image(rng))
+    return [
+        "what is red",
+        {"content": [{"type": "text", "text": words(rng)}, part]},
+        {"content": [other]},
+        "été 你好",
+        {"content": [part, {"type": "text", "text": words(rng)}, {"type": "text", "text": "12"}]},
+    ]
+
+
+async def scores_of(app: Rig, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = await app.post(path, body, Authorization=f"Bearer {KEYS['one']}")
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+@pytest.mark.parametrize("query", ["tell me more", documents_of(30)[1]])
+async def test_scores_by_embeddings_are_those_of_vllms_server(engine: ShippedRig, app: Rig, query: Any) -> None:
+    documents = documents_of(30)
+    await engine.engine.reset()
+    expected = await vllm_scores(engine, "bi-encoder", query, documents)
+    answer = await scores_of(app, "/score", {"queries": query, "documents": documents})
+    np.testing.assert_allclose([one["score"] for one in answer["data"]], expected, **TOLERANCE)
+    assert len({round(one, 4) for one in expected}) == len(expected), "the control: different documents differ"
+    ranked = await scores_of(app, "/v2/rerank", {"query": query, "documents": documents, "top_n": 3})
+    order = sorted(range(len(expected)), key=lambda number: -expected[number])[:3]
+    assert [one["index"] for one in ranked["results"]] == order
+
+
+async def test_cohere_s_embeddings_are_vllms(engine: ShippedRig, app: Rig) -> None:
+    image = image_part(draw_image(np.random.default_rng(40)))
+    await engine.engine.reset()
+    of_text = await bare(engine, "what is red")
+    await engine.engine.reset()
+    of_image = await bare(engine, [{"role": "user", "content": [image]}])
+    texts = await scores_of(app, "/v2/embed", {"texts": ["what is red"]})
+    images = await scores_of(app, "/v2/embed", {"images": [image["image_url"]["url"]]})
+    np.testing.assert_allclose(texts["embeddings"]["float"], [of_text], **TOLERANCE)
+    np.testing.assert_allclose(images["embeddings"]["float"], [of_image], **TOLERANCE)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from semel.frontend.service import SCORING_ROUTES
 from semel.render import Intent
 from tests.frontend.rig import Rig
 from tests.render.drawn import Drawing, chat, image_part
@@ -33,8 +34,10 @@ FORMS: dict[str, Intent | None] = {
 }
 """Those that take no JSON; `test_transcriptions.py` and `test_files.py` send them."""
 
-POOLING: dict[str, Intent | None] = dict.fromkeys(("/v1/embeddings", "/pooling", "/classify"), "execute")
-"""Those of other models; `test_pooling.py` sends them."""
+POOLING: dict[str, Intent | None] = dict.fromkeys(
+    ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", *SCORING_ROUTES), "execute"
+)
+"""Those of other models; `test_pooling.py`, `test_cohere_embed.py` and `test_scoring.py` send them."""
 
 SUBMITS = {path for path, intent in INTENTS.items() if intent == "execute"} | {"/inference/v1/generate"}
 """What is answered by an engine: also what was rendered elsewhere, for which nothing is rendered here."""

@@ -8,10 +8,13 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-__all__ = ["FLOAT_BYTES", "POOLING_TASKS", "PoolingModel", "PoolingOutput", "PoolingTask"]
+__all__ = ["FLOAT_BYTES", "POOLING_TASKS", "PairForm", "PoolingModel", "PoolingOutput", "PoolingTask"]
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 """vLLM's names: one vector or one list of classes for a prompt, or for each of its tokens."""
+
+PairForm = Literal["joined", "pair"]
+"""The way in which a query and a document become one prompt: one text after the other, or the tokenizer's pair."""
 
 POOLING_TASKS: Final[tuple[PoolingTask, ...]] = get_args(PoolingTask)
 FLOAT_BYTES: Final = 4
@@ -33,6 +36,9 @@ class PoolingModel:
 
     scores: bool = False
     """True if it can score pairs: by the cosine of their embeddings, or as a cross-encoder with one class."""
+
+    pair_form: PairForm = "pair"
+    """The prompts of a cross-encoder without a template of the operator's (vLLM: `use_sep_token`)."""
 
     instructions: Mapping[str, str] = field(default_factory=dict)
     """The texts that its prompts begin with, by Cohere's `input_type`."""

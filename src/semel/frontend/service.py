@@ -25,7 +25,9 @@ from semel.frontend.api.openai.requests import (
     TokenizeChatRequest,
     TokenizeTextRequest,
 )
-from semel.frontend.api.pooling.requests import POOLING_REFUSED, PoolingRequest
+from semel.frontend.api.pooling.cohere_embed import CohereEmbedRequest
+from semel.frontend.api.pooling.requests import PoolingRequest
+from semel.frontend.api.pooling.score_requests import SCORING_REFUSED, RerankRequest, ScoreRequest
 from semel.frontend.api.responses.request import RESPONSES_REFUSED, ResponsesRequest
 from semel.frontend.api.shared.fields import REFUSED
 from semel.frontend.api.shared.unknown_fields import UnknownFields, UnknownFieldsMode
@@ -39,16 +41,17 @@ from semel.render import Pipeline, check_chars
 from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 
-__all__ = ["FrontendState", "ServedModel"]
+__all__ = ["SCORING_ROUTES", "FrontendState", "ServedModel"]
 
 _REQUESTS: Final = (
     *(ChatCompletionRequest, CompletionRequest, ResponsesRequest, MessagesRequest, GenerateRequest),
-    *(TokenizeTextRequest, TokenizeChatRequest, DetokenizeRequest, PoolingRequest),
+    *(TokenizeTextRequest, TokenizeChatRequest, DetokenizeRequest),
+    *(PoolingRequest, ScoreRequest, RerankRequest, CohereEmbedRequest),
 )
 _API_FIELDS: Final = frozenset(GenerateRequest.unsupported).union(
     *(kind.model_fields for kind in _REQUESTS),
     *(kind.form_fields() for kind in (TranscriptionRequest, TranslationRequest)),
-    *(REFUSED, RESPONSES_REFUSED, MESSAGES_REFUSED, SPEECH_REFUSED, POOLING_REFUSED),
+    *(REFUSED, RESPONSES_REFUSED, MESSAGES_REFUSED, SPEECH_REFUSED, SCORING_REFUSED),
 )
 """The top-level fields of all APIs: served, without effect, or refused by name."""
 
@@ -56,7 +59,7 @@ _POOLING_ROUTES: Final[Mapping[PoolingTask, tuple[str, ...]]] = {
     "embed": ("/v1/embeddings", "/v2/embed"),
     "classify": ("/classify",),
 }
-_SCORING_ROUTES: Final = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
+SCORING_ROUTES: Final = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 
 _NOUNS: Final[Mapping[Modality, str]] = {"audio": "audio", "image": "images", "video": "videos"}
 
@@ -155,7 +158,7 @@ class ServedModel:
 
 def _routes_of(pooling: PoolingModel) -> tuple[str, ...]:
     """Return the routes that a model which pools can serve."""
-    scoring = _SCORING_ROUTES if pooling.scores else ()
+    scoring = SCORING_ROUTES if pooling.scores else ()
     return *_POOLING_ROUTES.get(pooling.task, ()), *scoring, "/pooling"
 
 

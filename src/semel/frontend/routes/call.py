@@ -26,7 +26,7 @@ from semel.frontend.http.sse import EventStream
 from semel.frontend.limits import BodyLimits
 from semel.frontend.middleware.authentication import tenant_name
 from semel.frontend.service import FrontendState, ServedModel
-from semel.render import ChatRequest, Intent, ParsedRequest, has_parts
+from semel.render import ChatRequest, Intent, ParsedRequest, Pipeline, has_parts
 from semel.telemetry.request_context import current_request, own_id
 
 __all__ = ["Call", "prompt_limits", "read_prompt_json", "serve_call"]
@@ -84,9 +84,11 @@ class Call:
             self.account.take(3 * self.account.charged // 4)
         return await self.read_charged(chat, parsed.tenant(self.tenant), intent)
 
-    async def read_charged(self, chat: ChatRequest, tenant: Tenant, intent: Intent = "execute") -> ParsedRequest:
-        """Parse a chat whose decoded base64 is charged."""
-        return await self.serving.pipeline.read_chat(
+    async def read_charged(
+        self, chat: ChatRequest, tenant: Tenant, intent: Intent = "execute", pipeline: Pipeline | None = None
+    ) -> ParsedRequest:
+        """Parse a chat whose decoded base64 is charged; for another pipeline than that of chats, if one is named."""
+        return await (pipeline or self.serving.pipeline).read_chat(
             chat,
             tenant,
             intent=intent,

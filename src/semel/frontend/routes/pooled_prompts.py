@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import UNSET
 
 from semel.aio import concurrently
 from semel.core import Layout, Modality, Output, Prompt, Tenant
-from semel.errors import EngineFailed
+from semel.errors import EngineFailed, RequestError
 from semel.fleet.affinity import ConversationPrefix
 from semel.fleet.stream import BufferedAnswer
-from semel.frontend.api.pooling.requests import PoolingInput
+from semel.frontend.api.pooling.requests import PoolingInput, ScoreInput
 from semel.frontend.api.shared.usage import Usage, UsageCounter
 from semel.frontend.execution import submit_request
 from semel.frontend.routes.call import Call
-from semel.render import ChatRequest, ParsedRequest, has_parts
+from semel.render import ChatRequest, ParsedRequest, Pipeline, has_parts
+from semel.render.chat.contents import scoring_renderer
 
-__all__ = ["PooledPrompt", "pool", "usage_of"]
+__all__ = ["PooledPrompt", "PromptPool", "Truncation", "usage_of"]
 
 _AT_ONCE: Final = 256
 """Prompts of one request that are under way: the sequences of an engine, so that one request can fill it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The tokens after which texts are cut; chats are not, because a cut could go through an item."""
+
+    most: int
+    keeps_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,52 +55,84 @@ class PooledPrompt:
         return memoryview(self.data).cast("f")
 
 
-async def pool(
-    call: Call,
-    inputs: Sequence[PoolingInput],
-    params: Mapping[str, object],
-    *,
-    tenant: Tenant,
-    priority: int = 0,
-    add_special_tokens: bool = True,
-) -> list[PooledPrompt]:
-    """Pool each input. They belong to one request, whose first failure is that of all."""
-    for one in inputs:
-        if isinstance(one, str):
-            call.serving.check_text(one)
-    if any(isinstance(one, ChatRequest) and has_parts(one.messages) for one in inputs):
-        call.account.take(3 * call.account.charged // 4)  # at most so much is base64, for all of them
-    pooled: dict[int, PooledPrompt] = {}
-    turn = asyncio.Lock()  # the budget charges the memory in which a text becomes tokens: one does at a time
+@dataclass(frozen=True, slots=True)
+class PromptPool:
+    """The pooling of the prompts of one request."""
 
-    async def work(number: int) -> None:
-        one = inputs[number]
-        if isinstance(one, ChatRequest):
-            parsed = await call.read_charged(one, tenant)
-        else:
-            parsed = _in_turn(turn, _read_text(call, one, add_special_tokens=add_special_tokens))
-        stream, prompt = await submit_request(
-            call.serving,
+    call: Call
+    params: Mapping[str, object]
+    """The engine's pooling parameters."""
+
+    tenant: Tenant
+    priority: int = 0
+    add_special_tokens: bool = True
+    """Of texts."""
+
+    truncation: Truncation | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    """The budget charges the memory in which a text becomes tokens: one does at a time."""
+
+    async def pool(self, inputs: Sequence[PoolingInput], places: Sequence[str] = ()) -> list[PooledPrompt]:
+        """Pool each input. The first failure is that of all; `places` are their parts of the request."""
+        call, pooled = self.call, dict[int, PooledPrompt]()
+        if self.truncation is None:
+            for text in inputs:
+                if isinstance(text, str):
+                    call.serving.check_text(text)
+        if any(map(_may_have_media, inputs)):
+            call.account.take(3 * call.account.charged // 4)  # at most so much is base64, for all of them
+
+        async def work(number: int) -> None:
+            try:
+                pooled[number] = await self._pool(inputs[number], f"{call.request_id}-{number}")
+            except RequestError as error:
+                if len(inputs) == 1:
+                    raise
+                raise error.at(places[number] if places else f"input[{number}]") from None
+
+        await concurrently(range(len(inputs)), work, at_once=_AT_ONCE)
+        return [pooled[number] for number in range(len(inputs))]
+
+    async def _pool(self, one: PoolingInput, request_id: str) -> PooledPrompt:
+        account = self.call.account
+        parsed = await self._read(one)
+        submitting = submit_request(
+            self.call.serving,
             parsed,
-            request_id=f"{call.request_id}-{number}",
-            sampling=params,
-            tenant=tenant,
-            priority=priority,
-            opening=_opening(call, one),
+            request_id=request_id,
+            sampling=self.params,
+            tenant=self.tenant,
+            priority=self.priority,
+            opening=_opening(self.call, one),
             kind=BufferedAnswer,
-            answer_account=call.account,
+            answer_account=account,
         )
         del parsed  # it has the media
+        stream, prompt = await submitting
         try:
             outputs = [output async for output in stream]
-            nbytes = sum(len(output.pooling.data) for output in outputs if output.pooling is not None)
-            call.account.grow(nbytes)
-            pooled[number] = _joined(outputs, prompt)
+            account.grow(sum(len(output.pooling.data) for output in outputs if output.pooling is not None))
+            return _joined(outputs, prompt)
         finally:
             await stream.close()
 
-    await concurrently(range(len(inputs)), work, at_once=_AT_ONCE)
-    return [pooled[number] for number in range(len(inputs))]
+    async def _read(self, one: PoolingInput) -> ParsedRequest:
+        call = self.call
+        if isinstance(one, ChatRequest):
+            return await call.read_charged(one, self.tenant)
+        if isinstance(one, ScoreInput):
+            return await call.read_charged(one.chat, self.tenant, pipeline=_scoring_pipeline(call, one))
+        if isinstance(one, str) and self.truncation is not None:
+            async with self.turn:
+                one = await asyncio.to_thread(_truncated, call, one, self.truncation)
+        read = call.serving.pipeline.read_completion
+        parsed = read(one, add_special_tokens=self.add_special_tokens, room=call.text_room)
+
+        async def assemble(layouts: Sequence[Layout]) -> Prompt:
+            async with self.turn:
+                return await parsed.assemble(layouts)
+
+        return replace(parsed, assemble=assemble)
 
 
 def usage_of(pooled: Sequence[PooledPrompt]) -> Usage:
@@ -106,20 +149,30 @@ def usage_of(pooled: Sequence[PooledPrompt]) -> Usage:
     return total.whole()
 
 
-def _read_text(call: Call, prompt: str | Sequence[int], *, add_special_tokens: bool) -> ParsedRequest:
-    return call.serving.pipeline.read_completion(prompt, add_special_tokens=add_special_tokens, room=call.text_room)
+def _truncated(call: Call, text: str, truncation: Truncation) -> list[int]:
+    chars = call.serving.max_chars
+    text = text[-chars:] if truncation.keeps_end else text[:chars]
+    with call.text_room(len(text)):
+        return call.serving.pipeline.tokenizer.encode_within(text, truncation.most, keeps_end=truncation.keeps_end)
 
 
-def _in_turn(turn: asyncio.Lock, parsed: ParsedRequest) -> ParsedRequest:
-    async def assemble(layouts: Sequence[Layout]) -> Prompt:
-        async with turn:
-            return await parsed.assemble(layouts)
+def _may_have_media(one: PoolingInput) -> bool:
+    chat = one.chat if isinstance(one, ScoreInput) else one
+    return isinstance(chat, ChatRequest) and has_parts(chat.messages)
 
-    return replace(parsed, assemble=assemble)
+
+def _scoring_pipeline(call: Call, one: ScoreInput) -> Pipeline:
+    pipeline, pooling = call.serving.pipeline, call.serving.contract.pooling
+    assert pipeline.chat_renderer is not None
+    assert pooling is not UNSET
+    renderer = scoring_renderer(pipeline.chat_renderer, pooling.pair_form, has_pair=one.has_pair)
+    return replace(pipeline, chat_renderer=renderer)
 
 
 def _opening(call: Call, one: PoolingInput) -> ConversationPrefix | None:
     if not call.serving.fleet.has_choice:
+        return None
+    if isinstance(one, ScoreInput):
         return None
     if isinstance(one, ChatRequest):
         return ConversationPrefix.of_chat(one.messages)

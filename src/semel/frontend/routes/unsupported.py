@@ -23,7 +23,6 @@ NOT_SUPPORTED: Final = "not_supported"
 _METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
 _CLASSIFY: Final = "use /classify of a model that is served with --runner pooling"
-_EMBED: Final = "use /v1/embeddings and compare the vectors"
 _LORA: Final = "adapters cannot be loaded; serve the merged model"
 _DERENDER: Final = "use /v1/chat/completions, which answers in text, or /detokenize"
 
@@ -40,13 +39,7 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/chat/completions/derender": _DERENDER,
     "/v1/completions/derender": _DERENDER,
     "/inference/v1/abort_requests": "close the connection of a request to abort it",
-    "/v2/embed": _EMBED,
-    "/score": _EMBED,
-    "/v1/score": _EMBED,
     "/generative_scoring": _CLASSIFY,
-    "/rerank": _EMBED,
-    "/v1/rerank": _EMBED,
-    "/v2/rerank": _EMBED,
     "/v1/load_lora_adapter": _LORA,
     "/v1/unload_lora_adapter": _LORA,
     "/v1/audio/speech": "answers are text",

@@ -199,6 +199,7 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("pooling_params", "", "pooling", "PoolingParams", since="0.32"),
     *_of("pooling_params", "PoolingParams", "pooling", "task", "dimensions", "use_activation", since="0.32"),
     *_of("config", "ModelConfig", "pooling", "get_pooling_task(supported_tasks)", "pooler_config", since="0.32"),
+    *_of("config", "ModelConfig", "pairs that are scored", "use_sep_token", since="0.32"),
     *_of("config", "PoolerConfig", "pooling", "enable_chunked_processing", since="0.32"),
     *_of("outputs", "PoolingRequestOutput", "pooling", "outputs", "finished", "error", since="0.32"),
     *_of("outputs", "PoolingRequestOutput", "pooling", "num_cached_tokens", since="0.32"),

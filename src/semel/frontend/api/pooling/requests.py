@@ -26,6 +26,8 @@ __all__ = [
     "PooledRequest",
     "PoolingInput",
     "PoolingRequest",
+    "ScoreInput",
+    "ScorePart",
 ]
 
 MAX_INPUTS: Final = 2_048
@@ -41,7 +43,21 @@ POOLING_REFUSED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 }
 """Fields that are refused by name, as in `REFUSED`."""
 
-PoolingInput = str | list[int] | ChatRequest
+ScorePart = str | list[dict[str, Any]]
+"""A query or a document: a text, or parts with media."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreInput:
+    """A prompt of contents without a chat template: a query or a document, or for a cross-encoder both."""
+
+    chat: ChatRequest
+    """Messages whose roles are `query` and `document`."""
+
+    has_pair: bool
+
+
+PoolingInput = str | list[int] | ChatRequest | ScoreInput
 """One prompt to pool."""
 
 _Message = Annotated[dict[str, Any], WithJsonSchema(dict(MESSAGE))]
