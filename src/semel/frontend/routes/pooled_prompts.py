@@ -90,7 +90,14 @@ class PromptPool:
                     raise
                 raise error.at(places[number] if places else f"input[{number}]") from None
 
-        await concurrently(range(len(inputs)), work, at_once=_AT_ONCE)
+        numbers = iter(range(len(inputs)))
+
+        async def work_on(_: int) -> None:
+            for number in numbers:  # each takes the next one: a task for each input would be thousands at once
+                await work(number)
+
+        at_once = min(_AT_ONCE, len(inputs))
+        await concurrently(range(at_once), work_on, at_once=at_once)
         return [pooled[number] for number in range(len(inputs))]
 
     async def _pool(self, one: PoolingInput, request_id: str) -> PooledPrompt:
