@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from msgspec import UNSET
 
@@ -101,13 +101,12 @@ class ServedModel:
             answer = " with the answer" if self.contract.pooling is UNSET else ""
             raise PromptTooLong(f"the prompt has {tokens:,} tokens; {self.model} takes {limit:,}{answer}")
 
-    def check_generates(self) -> None:
-        """Refuse a request for tokens if the model pools."""
-        if self.contract.pooling is not UNSET:
-            raise InvalidRequest(
-                f"{self.model} generates no text: it is served for pooling (--runner pooling). Use "
-                f"{' or '.join(_routes_of(self.contract.pooling))}"
-            )
+    def refuse_to_generate(self, pooling: PoolingModel) -> NoReturn:
+        """Refuse a request for tokens of a model that pools."""
+        raise InvalidRequest(
+            f"{self.model} generates no text: it is served for pooling (--runner pooling). Use "
+            f"{' or '.join(_routes_of(pooling))}"
+        )
 
     def pooling(self, route: str) -> PoolingModel:
         """Return what the model pools, or refuse a request to a route that it cannot serve."""

@@ -56,6 +56,20 @@ class PooledPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class _OneChat:
+    """One of the chats of a request."""
+
+    request: ChatRequest
+    owner: Tenant
+
+    def chat(self) -> ChatRequest:
+        return self.request
+
+    def tenant(self, _: str = "", /) -> Tenant:
+        return self.owner
+
+
+@dataclass(frozen=True, slots=True)
 class PromptPool:
     """The pooling of the prompts of one request."""
 
@@ -126,9 +140,10 @@ class PromptPool:
     async def _read(self, one: PoolingInput) -> ParsedRequest:
         call = self.call
         if isinstance(one, ChatRequest):
-            return await call.read_charged(one, self.tenant)
+            return await call.read_chat(_OneChat(one, self.tenant), is_charged=True)
         if isinstance(one, ScoreInput):
-            return await call.read_charged(one.chat, self.tenant, pipeline=_scoring_pipeline(call, one))
+            chat = _OneChat(one.chat, self.tenant)
+            return await call.read_chat(chat, pipeline=_scoring_pipeline(call, one), is_charged=True)
         if isinstance(one, str) and self.truncation is not None:
             async with self.turn:
                 one = await asyncio.to_thread(_truncated, call, one, self.truncation)

@@ -173,7 +173,7 @@ class EchoEngine:
                 self._hold(digest, found[digest])
         if lost:
             return EchoStream(self, (), lost, _fault(fault))
-        pooled = self._pool(submission.prompt, found) if submission.pools else None
+        pooled = self._pool(submission.prompt, found) if "task" in submission.sampling else None
         return EchoStream(self, echo(submission.prompt, found), lost, _fault(fault), pooled)
 
     @property
