@@ -111,3 +111,33 @@ def test_a_failed_request_has_its_reason_in_the_place_of_its_vector() -> None:
     fill_failures({0: SimpleNamespace(outputs=[failed, unnamed, pooled])})
     reasons = [failure_reason(output.pooling_output) for output in (failed, unnamed, pooled)]
     assert reasons == ["semel-encoder:…", "failed", None]
+
+
+def test_vllms_output_processor_outlives_a_failure_only_with_an_output() -> None:
+    from vllm.pooling_params import PoolingParams
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    def outcome(*, filled: bool) -> Any:
+        processor = OutputProcessor(None, log_stats=False)
+        request = EngineCoreRequest(
+            request_id="a",
+            external_req_id="a",
+            prompt_token_ids=[1],
+            mm_features=None,
+            sampling_params=None,
+            pooling_params=PoolingParams(task="embed"),
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        processor.add_request(request, None)
+        failed = EngineCoreOutput("a", [], finish_reason=FinishReason.ERROR, stop_reason="why")
+        if filled:
+            fill_failures({0: SimpleNamespace(outputs=[failed])})
+        return processor.process_outputs([failed]).request_outputs[0]
+
+    assert failure_reason(outcome(filled=True).outputs.data) == "why"
+    with pytest.raises(AssertionError):  # the control: of this, AsyncLLM ends all requests
+        outcome(filled=False)

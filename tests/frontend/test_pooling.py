@@ -266,3 +266,23 @@ async def test_an_item_that_the_engine_had_lost_is_sent_again(embedder: Rig) -> 
     first = await embedder.ok(EMBEDDINGS, body)
     embedder.engine.lost.update(embedder.engine._items)
     assert vectors(await embedder.ok(EMBEDDINGS, body)) == vectors(first)
+
+
+async def test_vectors_that_wait_for_the_others_are_charged_S18(embedder: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled_prompts, "_AT_ONCE", 1)
+    embedder.engine.pooled_shape = (10_000,)
+    budget, charged = embedder.service.budget, []
+    submit = EchoEngine.submit
+
+    async def counted(engine: EchoEngine, submission: Any) -> Any:
+        charged.append(budget.in_flight)
+        return await submit(engine, submission)
+
+    monkeypatch.setattr(EchoEngine, "submit", counted)
+    await embedder.ok(EMBEDDINGS, {"input": [f"hello {number}" for number in range(20)]})
+    assert charged[-1] - charged[0] >= 19 * 40_000
+    assert budget.in_flight == 0
+    monkeypatch.setattr(budget, "limits", replace(budget.limits, max_request_bytes=400_000))
+    status, message = await embedder.refused(EMBEDDINGS, {"input": [f"hello {number}" for number in range(20)]})
+    assert (status, "--max-request-media-bytes" in message) == (400, True)
+    assert budget.in_flight == 0

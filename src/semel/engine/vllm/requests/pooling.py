@@ -90,8 +90,10 @@ class PoolingStream(VllmStream):
             result = self._collector.get_nowait() or await self._collector.get()
             self._finished = result.finished
             data = result.outputs.data
-            if result.error is not None or not data.numel() or (reason := failure_reason(data)) is not None:
-                raise self._failure(None if result.error is not None or not data.numel() else reason)
+            if result.error is not None or not data.numel():
+                raise self._failure(None)
+            if (reason := failure_reason(data)) is not None:
+                raise self._failure(reason)
             numbers = data.detach().to("cpu", torch.float32).contiguous()
             pooling = PoolingOutput(tuple(numbers.shape), numbers.numpy().tobytes())
             yield Output(0, "", (), finish_reason="stop", cached_tokens=result.num_cached_tokens, pooling=pooling)
