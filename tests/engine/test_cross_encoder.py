@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from semel.core import Keyring
-from tests.engine.engines import COMMON, Engines, ShippedRig, Start
+from tests.conftest import Folder
+from tests.engine.engines import COMMON, Engines, ShippedRig, Start, running_as_worker
 from tests.engine.test_pooling import KEYS, TOLERANCE, documents_of, scores_of, vllm_scores
 from tests.frontend.rig import Rig
 from tests.frontend.rig import rig as frontend_rig
@@ -29,18 +32,26 @@ START: Final = Start(
 )
 
 
-@pytest.fixture
-async def engine(engines: Engines) -> ShippedRig:
-    rig = await engines.of(START)
-    if "PoolingModel" not in repr(rig.engine.contract):
+@pytest.fixture(scope="module")
+async def engine(engines: Engines, tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ShippedRig]:
+    """The tiny model with a head for one class."""
+    await engines.close()
+    folder = tmp_path_factory.mktemp("models") / "reranker"
+    shutil.copytree(tiny(START.model), folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"] = torch.randn(1, 128, generator=torch.Generator().manual_seed(1))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    async with running_as_worker(START, folder) as rig:
         await rig.engine.warm()
-    return rig
+        yield rig
 
 
-@pytest.fixture
-async def app(engine: ShippedRig, tmp_path: Path) -> AsyncIterator[Rig]:
+@pytest.fixture(scope="module")
+async def app(engine: ShippedRig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    """A frontend of the engine; one for all tests, since a worker watches the engine for good."""
+    keys, folder = Keyring(list(KEYS.items())), tmp_path_factory.mktemp("w")
     made: Any = lambda _: engine.engine  # noqa: E731
-    async with frontend_rig(tmp_path, engine.pipeline, make_engine=made, keys=Keyring(list(KEYS.items()))) as app:
+    async with frontend_rig(folder, engine.pipeline, make_engine=made, keys=keys) as app:
         yield app
 
 
