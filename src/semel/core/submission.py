@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from semel.core.digest import Digest
 from semel.core.embedding import PrefetchedOutput
 from semel.core.feature import Feature
+from semel.core.pooling import PoolingOutput
 from semel.core.prompt import Prompt
 
 __all__ = ["AnswerParsing", "Output", "PromptLogprob", "Submission", "Trace"]
@@ -67,7 +68,7 @@ class Submission:
     """Features of the items that the engine may lack. The prompt refers to every other item by its digest."""
 
     sampling: Mapping[str, object] = field(default_factory=dict)
-    """Sampling parameters under the engine's own names."""
+    """Sampling parameters under the engine's own names; pooling parameters, if `task` is one of them."""
 
     cache_salt: str | None = None
     """Separates the request's prefixes in the engine's prefix cache from those of other salts."""
@@ -87,6 +88,11 @@ class Submission:
 
     prefetched_outputs: tuple[PrefetchedOutput, ...] = ()
     """Encoder outputs that the worker has fetched for this request: the engine need not encode these items."""
+
+    @property
+    def pools(self) -> bool:
+        """Return whether the answer is a pooling output instead of tokens."""
+        return "task" in self.sampling
 
 
 class Output(Struct, frozen=True):
@@ -125,3 +131,6 @@ class Output(Struct, frozen=True):
 
     prompt_logprobs: tuple[Mapping[int, PromptLogprob] | None, ...] | None = None
     """For each token of the prompt, if requested; set on the first output."""
+
+    pooling: PoolingOutput | None = None
+    """What was pooled, or a piece of it, of a submission that `pools`; then there is nothing else."""

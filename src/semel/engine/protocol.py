@@ -50,7 +50,7 @@ class ItemCacheWatcher(Protocol):
 
 
 class Engine(Protocol):
-    """A generator of text from submissions.
+    """A generator of text from submissions, or of pooling outputs if its contract says so.
 
     Every method may be called from any task of one event loop. A submission that breaks the contract is refused with
     `FeatureRejected` and leaves no trace in the engine.

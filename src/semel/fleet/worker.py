@@ -27,7 +27,7 @@ from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter, metrics
 from semel.wire.events import Closed, Event, Reset
 from semel.wire.keys import TransportKeys
-from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Resume, Status
+from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Pooled, Resume, Status
 from semel.wire.translation import to_announcement, to_submit
 from semel.wire.zmq import Connected, FrontendLink, LinkSession
 
@@ -276,6 +276,8 @@ class RemoteWorker:
                 self._take_status(event)
             case Accepted() | Failed() | Need():
                 self._on_answer(event)
+            case Pooled():
+                self._on_delta(event)
             case Forget():
                 if self._on_forget is not None:
                     self._on_forget()
@@ -308,7 +310,7 @@ class RemoteWorker:
         """Return what the link says of the last session when it opens another."""
         return None if (known := self._ledger.resume) is None else Resume(*known)
 
-    def _on_delta(self, delta: Delta) -> None:
+    def _on_delta(self, delta: Delta | Pooled) -> None:
         if (stream := self._streams.get(delta.request_id)) is not None:
             stream.on_delta(delta)
             if delta.finish_reason is not None and stream.is_answered:

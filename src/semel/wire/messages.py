@@ -43,6 +43,7 @@ __all__ = [
     "Need",
     "Payload",
     "Place",
+    "Pooled",
     "Proof",
     "Refusal",
     "Resume",
@@ -280,6 +281,26 @@ class Deltas(Struct, frozen=True, array_like=True, tag=41):
     deltas: tuple[Delta, ...]
 
 
+class Pooled(Struct, frozen=True, array_like=True, tag=50):
+    """Worker: a piece of a request's pooling output. Sent only for a submission that pools."""
+
+    request_id: Name
+    shape: Shape
+    data: bytes
+    """Of the piece: float32, little endian. The pieces come in order."""
+
+    finish_reason: str | None = None
+    """Of the last piece."""
+
+    cached_tokens: Length | None = None
+    """Of the first piece."""
+
+    @property
+    def index(self) -> int:
+        """The number of the sequence, as of a delta: there is one."""
+        return 0
+
+
 class Failed(Struct, frozen=True, array_like=True, tag=42):
     """Worker: this request ended with an error, with the fields of the HTTP error."""
 
@@ -351,7 +372,7 @@ class Forget(Struct, frozen=True, array_like=True, tag=48):
 ToWorker = Submit | Lend | Abort | Drain
 """The messages that a frontend may send."""
 
-ToFrontend = Accepted | Delta | Failed | Draining | Status | Need | Forget
+ToFrontend = Accepted | Delta | Pooled | Failed | Draining | Status | Need | Forget
 """The messages that a worker may send."""
 
 FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Lend | Drain | Heartbeat | Credit | Bye
@@ -361,6 +382,7 @@ WorkerMessage = (
     | Refusal
     | Accepted
     | Deltas
+    | Pooled
     | Failed
     | Draining
     | Status

@@ -195,6 +195,17 @@ NAMES: Final[tuple[Name, ...]] = (
         "validate_structured_outputs_structural_tag(structured_outputs)",
     ),
     *_of("v1.structured_output.utils", "", "grammars", "choice_as_grammar(choice)", "grammar_is_likely_lark"),
+    # Pooling.
+    *_of("pooling_params", "", "pooling", "PoolingParams", since="0.32"),
+    *_of("pooling_params", "PoolingParams", "pooling", "task", "dimensions", "use_activation", since="0.32"),
+    *_of("config", "ModelConfig", "pooling", "get_pooling_task(supported_tasks)", "pooler_config", since="0.32"),
+    *_of("config", "ModelConfig", "pairs that are scored", "use_sep_token", since="0.32"),
+    *_of("config", "PoolerConfig", "pooling", "enable_chunked_processing", since="0.32"),
+    *_of("outputs", "PoolingRequestOutput", "pooling", "outputs", "finished", "error", since="0.32"),
+    *_of("outputs", "PoolingRequestOutput", "pooling", "num_cached_tokens", since="0.32"),
+    *_of("outputs", "PoolingOutput", "pooling", "data", since="0.32"),
+    *_of("v1.engine", "", "failures of requests that pool", "FinishReason", since="0.32"),
+    *_of("v1.engine", "", "failures of requests that pool", "EngineCoreOutput(pooling_output)", since="0.32"),
     *_of("parser", "", "tools and reasoning", "ParserManager"),
     *_of(
         *("parser", "ParserManager", "tools and reasoning"),

@@ -22,7 +22,7 @@ from semel.core import Output, PromptLogprob
 from semel.engine.vllm.compat.internals import copy_params
 from semel.errors import InvalidRequest, ServiceError, excerpt
 
-__all__ = ["Defaults", "refusals", "refuse_extra_args", "sampling_params", "to_outputs"]
+__all__ = ["Defaults", "checked", "refusals", "refuse_extra_args", "sampling_params", "to_outputs"]
 
 _MAX_PROMPT_LOGPROBS: Final = 131_072
 """The number that fits into one message to a frontend, at 128 bytes each (S18)."""
@@ -111,7 +111,6 @@ def _numeric_params(packed: bytes) -> Any:
 
 
 def _checked_params(sampling: Mapping[str, Any]) -> Any:
-    """Decode vLLM's sampling parameters as its engine core will: a wrong type that is found only there is fatal."""
     from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
     # vLLM need not copy deeply what belongs to one request; its own server says so too.
@@ -121,8 +120,12 @@ def _checked_params(sampling: Mapping[str, Any]) -> Any:
     if isinstance(requested.get("repetition_detection"), Mapping):
         detection = requested["repetition_detection"]
         requested["repetition_detection"] = _made(RepetitionDetectionParams, detection)
-    params = _made(SamplingParams.from_optional, requested)
-    return _decoder(SamplingParams).decode(_ENCODER.encode(params))
+    return checked(SamplingParams, _made(SamplingParams.from_optional, requested))
+
+
+def checked(kind: type[Any], params: Any) -> Any:
+    """Decode vLLM's parameters of this kind as its engine core will: a wrong type that is found only there is fatal."""
+    return _decoder(kind).decode(_ENCODER.encode(params))
 
 
 def refuse_extra_args(sampling: Mapping[str, Any]) -> None:
