@@ -9,9 +9,10 @@ from semel.core.layout import TOKEN_BYTES, Assembly, AssemblyKind, Layout, pack_
 from semel.core.lru import LruMap
 from semel.core.options import MEDIA_IO, VIDEO_OPTIONS, item_options, split_options, with_media_io
 from semel.core.prompt import Item, Mask, Media, Modality, Page, Placeholder, Prompt, Timeline
-from semel.core.submission import AnswerParsing, Output, PromptLogprob, Submission, Trace
+from semel.core.submission import DEFAULT_WEIGHTS, AnswerParsing, Output, PromptLogprob, Submission, Trace
 
 __all__ = [
+    "DEFAULT_WEIGHTS",
     "DTYPE_BYTES",
     "FORM_DTYPES",
     "MEDIA_IO",

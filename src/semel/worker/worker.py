@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,7 +42,7 @@ from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit, ToFrontend
-from semel.wire.outputs import to_deltas
+from semel.wire.outputs import to_delta, to_deltas
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
 from semel.worker.cache_updates import CacheUpdates, Load
@@ -81,6 +81,10 @@ class _Request:
     turn: Turn | None = None
     """Its turn at the engine, once it has one."""
 
+    is_submitted: bool = False
+    is_aborted: bool = False
+    """True if an operator has ended it before it was submitted."""
+
 
 class Worker:
     """A server of one engine for the frontends of a listener."""
@@ -118,7 +122,7 @@ class Worker:
         self._hung = ""
         """Why the engine counts as hung, if it does."""
 
-        self._leaving = self._draining = False
+        self._leaving = self._draining = self._is_paused = False
         engine.watch(self._publisher)
 
     async def run(self) -> None:
@@ -171,6 +175,31 @@ class Worker:
         self._publisher.publish()
         self._listener.broadcast(Forget())
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Tell frontends whether the engine makes no steps on purpose: others get the next requests, if there are any.
+
+        A request that comes all the same waits in the engine.
+        """
+        self._is_paused = is_paused
+        self._tell_load()
+
+    def request_ids(self, among: Collection[str] = ()) -> set[str]:
+        """Return the ids of the requests that are being answered: all, or those among some."""
+        found = {request_id for requests in self._frontends.values() for request_id in requests}
+        return found.intersection(among) if among else found
+
+    def abort_waiting(self, request_ids: Collection[str]) -> set[str]:
+        """End those of the requests that the engine does not have yet, as it ends others; returns their ids."""
+        aborted = set()
+        for requests in self._frontends.values():
+            for request_id in requests.keys() & request_ids:
+                request = requests[request_id]
+                if not request.is_submitted and request.task is not None:
+                    request.is_aborted = True
+                    request.task.cancel()
+                    aborted.add(request_id)
+        return aborted
+
     def samples(self) -> Iterator[Sample]:
         """Yield samples of its metrics."""
         for generation, count in self._listener.generations.items():
@@ -184,6 +213,7 @@ class Worker:
         yield metrics.MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
         yield metrics.MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
         yield from self._turns.samples()
+        yield metrics.ENGINE_PAUSED, float(self._is_paused), ()
         yield metrics.ENGINE_STEPS, self._engine.progress.steps, ()
         yield metrics.ENGINE_WAITED_SECONDS, self._engine.progress.waited_s, ()
         yield from self._tracing.samples()
@@ -272,6 +302,10 @@ class Worker:
         with spanning(self._tracing, "generate", request_id, submit.trace):
             try:
                 await self._generate(peer, submit, request)
+            except asyncio.CancelledError:
+                if not request.is_aborted:
+                    raise
+                self._end_aborted(peer, submit)
             except SemelError as error:
                 self._fail(peer, request_id, error)
             except Exception:  # the edge of the process: one request must not end the others
@@ -285,7 +319,7 @@ class Worker:
         """Send the engine's outputs. A submission is repeated if the engine had lost an item that it should hold."""
         for _ in range(_MAX_SUBMISSIONS):
             stream = await self._submit(peer, submit, request)
-            is_complete = False
+            is_complete, request.is_submitted = False, True
             try:
                 features = dict(self._intake.features(peer, submit.request_id))
                 self._intake.close(peer, submit.request_id)
@@ -312,6 +346,13 @@ class Worker:
                 # A second cancellation must not lose the abort; of a complete answer there is none.
                 await (closing if is_complete else asyncio.shield(closing))
         raise EngineFailed("the engine lost items of the request again and again; send it again")
+
+    def _end_aborted(self, peer: Peer, submit: Submit) -> None:
+        """End a request that the engine never had as vLLM ends one: each of its answers says `abort`."""
+        self._intake.close(peer, submit.request_id)
+        self._send(peer, Accepted(submit.request_id))
+        for index in range(submit.sampling.get("n") or 1):
+            self._send(peer, to_delta(submit.request_id, Output(index, "", (), finish_reason="abort")))
 
     async def _send_output(self, peer: Peer, request_id: str, request: _Request, output: Output) -> None:
         if request.turn is not None:
@@ -405,7 +446,7 @@ class Worker:
     def _tell_load(self) -> None:
         """Let frontends know how busy the engine is."""
         waiting = self._intake.waiting
-        self._publisher.set_load(Load(max(0, self._running - waiting), waiting))
+        self._publisher.set_load(Load(max(0, self._running - waiting), waiting, self._is_paused))
 
     def _tasks(self) -> Iterator[asyncio.Task[None]]:
         for requests in self._frontends.values():
