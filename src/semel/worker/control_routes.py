@@ -57,7 +57,10 @@ _BODIES: Final[Mapping[WeightUpdate, tuple[str, bool]]] = {
 class Control(Protocol):
     """A worker's engine as its operator controls it: `semel.worker.control.WorkerControl`."""
 
-    engine: EngineControl
+    @property
+    def engine(self) -> EngineControl:
+        """The engine."""
+        ...
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """Pause the engine."""
