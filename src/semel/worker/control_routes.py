@@ -14,7 +14,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from typing_extensions import TypedDict
 
 from semel.engine import EngineControl
 from semel.engine.protocol import PauseMode, WeightUpdate
@@ -22,6 +21,22 @@ from semel.errors import EngineFailed, InvalidRequest, MediaTooLarge, ServiceErr
 from semel.web.openapi import JSON, Codes, answer, refusals, shape, told_codes
 from semel.web.responses import json_response
 from semel.worker.body import read_body
+from semel.worker.control_answers import (
+    Aborted,
+    Asleep,
+    Awake,
+    Checksums,
+    Compared,
+    Message,
+    Paused,
+    Results,
+    Size,
+    Sleeping,
+    State,
+    Success,
+    Versioned,
+    Weights,
+)
 
 __all__ = ["CONTROL_ERRORS", "Control", "control_operations", "control_routes"]
 
@@ -83,95 +98,6 @@ class Control(Protocol):
         ...
 
 
-class State(TypedDict):
-    """What the engine does now."""
-
-    status: Literal["paused", "resumed", "kv_cache_released", "reset"]
-
-
-class Aborted(TypedDict):
-    """Requests were ended."""
-
-    status: Literal["aborted"]
-    aborted: int
-
-
-class Paused(TypedDict):
-    """Whether the engine makes no steps."""
-
-    is_paused: bool
-
-
-class Asleep(TypedDict):
-    """The engine sleeps."""
-
-    status: Literal["sleeping"]
-    level: int
-
-
-class Awake(TypedDict):
-    """What the engine does now, and what was woken up."""
-
-    status: Literal["awake", "sleeping"]
-    tags: list[str] | None
-
-
-class Sleeping(TypedDict):
-    """Whether the engine sleeps, at any level."""
-
-    is_sleeping: bool
-
-
-class Told(TypedDict):
-    """A step of a weight transfer is done."""
-
-    message: str
-
-
-class Versioned(TypedDict):
-    """The weights have another name."""
-
-    success: Literal[True]
-    new_version: str
-
-
-class Weights(TypedDict):
-    """The name of the weights."""
-
-    weight_version: str
-
-
-class Checksums(TypedDict):
-    """The checksum of each parameter, by worker process and name."""
-
-    checksums: dict[str, str]
-
-
-class Compared(TypedDict):
-    """Whether the checksums are those of the baseline, and which are not."""
-
-    match: bool
-    mismatches: list[str]
-
-
-class Size(TypedDict):
-    """The number of worker processes."""
-
-    world_size: int
-
-
-class Success(TypedDict):
-    """The prefixes are forgotten."""
-
-    success: Literal[True]
-
-
-class Results(TypedDict):
-    """What each worker process returned."""
-
-    results: list[object]
-
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -193,7 +119,7 @@ _OPERATIONS: Final[Mapping[str, _Operation]] = {
     "is_sleeping": _Operation("GET", "Whether the engine sleeps.", (Sleeping,)),
     "release_kv_cache_memory": _Operation("POST", "Give the memory of the KV cache back.", (State,)),
     "collective_rpc": _Operation("POST", "Call an allowed method of all worker processes.", (Results,)),
-    **{step: _Operation("POST", f"{told}.", (Told,)) for step, told in _ENDS.items()},
+    **{step: _Operation("POST", f"{message}.", (Message,)) for step, message in _ENDS.items()},
     "update_weight_version": _Operation("POST", "Name the weights.", (Versioned,)),
     "weight_info": _Operation("GET", "The name of the weights.", (Weights,)),
     "weight_checker": _Operation("POST", "Checksum, compare or reset the weights.", (Checksums, Compared, State)),
@@ -358,8 +284,8 @@ class _Handlers:
                     kind = dict[str, object] if step == "init_weight_transfer_engine" else dict | list
                 info = await _field(request, name, kind)
             await self._engine.update_weights(step, info)
-            told: Told = {"message": _ENDS[step]}
-            return json_response(told)
+            message: Message = {"message": _ENDS[step]}
+            return json_response(message)
 
         return call
 
