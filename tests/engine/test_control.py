@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,15 +46,20 @@ class Llm:
     async def collective_rpc(self, method: str, *_: Any) -> list[Any]:
         self.calls.append(method)
         await asyncio.sleep(0)
+        self._fail()
+        return [None]
+
+    def _fail(self) -> None:
         if self.fails:
             raise RuntimeError("/a/secret/path is no checkpoint")
-        return [None]
 
     async def start_weight_update(self) -> None:
         self.calls.append("start_weight_update")
+        self._fail()
 
     async def update_weights(self, request: Any) -> None:
         self.calls.append(f"update_weights {request.update_info}")
+        self._fail()
 
     async def finish_weight_update(self, version: str | None) -> None:
         self.calls.append(f"finish_weight_update {version}")
@@ -106,17 +112,64 @@ async def test_a_change_that_fails_halfway_counts_as_one_and_its_reason_is_for_t
     with pytest.raises(EngineFailed) as failed:
         await engine.collective_rpc("reload_weights", (), {}, None)
     assert "secret" not in str(failed.value)
-    assert llm.calls == ["note", "pause keep", "reload_weights", *FORGOTTEN, "resume"]
+    assert llm.calls == ["note", "pause keep", "reload_weights", *FORGOTTEN]
+    assert await llm.is_paused(), "layers may be without weights"
+    llm.fails = False
+    await engine.collective_rpc("reload_weights", (), {}, None)
+    assert not await llm.is_paused()
 
 
-async def test_each_step_of_a_transfer_that_touches_weights_is_such_a_change() -> None:
+async def test_a_folder_that_is_not_there_reaches_no_engine(tmp_path: Path) -> None:
     engine, llm, _ = control()
-    llm.paused = True
+    with pytest.raises(InvalidRequest, match="no such folder"):
+        await engine.collective_rpc("reload_weights", (), {"weights_path": str(tmp_path / "none")}, None)
+    assert llm.calls == []
+    await engine.collective_rpc("reload_weights", (), {"weights_path": str(tmp_path)}, None)
+
+
+async def test_an_engine_is_held_through_a_transfer_and_each_step_of_it_is_a_change() -> None:
+    engine, llm, _ = control()
     await engine.update_weights("start_weight_update")
     await engine.update_weights("update_weights", {"names": ["a"]})
+    with pytest.raises(InvalidRequest, match="finish_weight_update first"):
+        await engine.resume()
+    with pytest.raises(InvalidRequest, match="finish_weight_update first"):
+        await engine.wake_up(None)
     await engine.update_weights("finish_weight_update", "7")
-    steps = ["start_weight_update", "update_weights {'names': ['a']}", "finish_weight_update 7"]
-    assert llm.calls == [call for step in steps for call in ("note", step, *FORGOTTEN)]
+    steps = [["pause keep", "start_weight_update"], ["update_weights {'names': ['a']}"], ["finish_weight_update 7"]]
+    assert llm.calls == [*(call for step in steps for call in ("note", *step, *FORGOTTEN)), "resume"]
+
+
+async def test_a_transfer_that_cannot_begin_holds_nothing_and_one_that_breaks_off_holds_the_engine() -> None:
+    engine, llm, _ = control()
+    llm.fails = True
+    with pytest.raises(EngineFailed):
+        await engine.update_weights("start_weight_update")
+    assert not await llm.is_paused()
+    llm.fails = False
+    await engine.update_weights("start_weight_update")
+    llm.fails = True
+    with pytest.raises(EngineFailed):
+        await engine.update_weights("update_weights", {})
+    assert await llm.is_paused()
+    await engine.resume()
+    assert not await llm.is_paused(), "its operator decides"
+
+
+async def test_a_transfer_that_never_began_has_no_next_step() -> None:
+    engine, llm, _ = control()
+    for step in ("update_weights", "finish_weight_update"):
+        with pytest.raises(InvalidRequest, match="start_weight_update first"):
+            await engine.update_weights(step)
+    assert llm.calls == []
+
+
+async def test_a_pause_of_the_trainer_s_own_outlives_a_transfer() -> None:
+    engine, llm, _ = control()
+    await engine.pause("abort", clear_cache=False)
+    await engine.update_weights("start_weight_update")
+    await engine.update_weights("finish_weight_update")
+    assert await llm.is_paused()
 
 
 async def test_only_named_methods_can_be_called_S34() -> None:

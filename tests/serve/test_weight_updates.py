@@ -1,8 +1,8 @@
 """New weights in a running worker, as a trainer gives them: over its admin address, with requests in flight.
 
-One `semel serve` for the whole file, whose vLLM reloads weights from a folder: on a CPU none of vLLM's transfer engines
-runs, and sleep frees nothing. It has a host tier and a store for encoder outputs, and a hang deadline of a few seconds.
-Every night the answers are also compared with those of a fresh engine.
+One `semel serve` for the whole file, whose vLLM takes weights from a folder, by a reload or by a transfer engine of the
+lab: on a CPU none of vLLM's own runs, and sleep frees nothing. It has a host tier and a store for encoder outputs, and a
+hang deadline of a few seconds. Every night the answers are also compared with those of a fresh engine.
 """
 
 from __future__ import annotations
@@ -171,6 +171,8 @@ def trained(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             *("--embedding-tier-gb", "0.1", "--embedding-staging-mb", "16", "--embedding-store", redis.url),
             *("--embedding-publish-min-requests", "1", "--embedding-fetch-ms", "1000"),
             *("--encoder-cache-embeddings", "8192", "--engine-progress-s", str(HANG_S)),
+            *("--worker-cls", "semel.lab.testing.weight_transfer.FolderWorker"),
+            *("--weight-transfer-config", '{"backend": "folder"}'),
         )
         with started(first, train(first, home / "second"), home, *flags) as made:
             until(lambda: made.worker("semel_embedding_store_up") == 1, 60)
@@ -304,12 +306,37 @@ def test_a_sleep_is_told_and_ends_and_answers_are_the_same(trained: Trained) -> 
 
 
 def test_a_call_that_the_engine_refuses_harms_nothing(trained: Trained) -> None:
-    refused = trained.admin.post("/start_weight_update", timeout=20)  # --weight-transfer-config is not there
-    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "engine_failed")
     bad = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}}
-    assert trained.admin.post("/collective_rpc", json=bad, timeout=20).status_code == 500
+    assert trained.admin.post("/collective_rpc", json=bad, timeout=20).status_code == 400
     assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+    assert trained.admin.post("/finish_weight_update", timeout=20).status_code == 400
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+    empty = {"method": "reload_weights", "kwargs": {"weights_path": str(trained.served.home)}}
+    refused = trained.admin.post("/collective_rpc", json=empty, timeout=20)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "engine_failed")
+    assert trained.admin.get("/is_paused").json() == {"is_paused": True}, "its layers have no weights"
     trained.load(trained.first, "again")
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+    assert trained.answers() == trained.fresh
+
+
+def test_weights_come_by_vllms_protocol_of_transfer_too(trained: Trained) -> None:
+    """With requests under way, and nobody who pauses: the engine is held from the first call to the last."""
+    trained.load(trained.second, "reference")
+    expected = trained.answers()
+    trained.load(trained.first, "back")
+    trained.post("/init_weight_transfer_engine", {"init_info": {}})
+    during = [trained.threads.submit(trained.ask, question) for question in trained.questions]
+    until(lambda: sum(one.done() for one in during) >= AT_ONCE, 60)
+    trained.post("/start_weight_update")
+    assert trained.admin.post("/resume", timeout=20).status_code == 400
+    trained.post("/update_weights", {"update_info": {"folder": str(trained.second)}})
+    assert trained.admin.get("/is_paused").json() == {"is_paused": True}
+    trained.post("/finish_weight_update", {"weight_version": "transferred"})
+    assert trained.admin.get("/weight_info").json() == {"weight_version": "transferred"}
+    assert {reason_of(one.result(120)) for one in during} == {"length"}
+    assert trained.answers() == expected
+    trained.load(trained.first, "back")
     assert trained.answers() == trained.fresh
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from semel.engine.protocol import PauseMode
+from semel.engine.protocol import PauseMode, WeightUpdate
 from semel.telemetry import Meter
 from semel.worker.admin import admin_document, create_admin_app
 from tests.frontend.conformance import POSITIVE, served
@@ -49,6 +49,12 @@ class Operated:
 
     async def wake_up(self, tags: Sequence[str] | None) -> bool:
         return await self.engine.wake_up(tags)
+
+    async def update_weights(self, step: WeightUpdate, info: Any = None) -> None:
+        await self.engine.update_weights(step, info)
+
+    async def collective_rpc(self, *call: Any) -> list[Any]:
+        return await self.engine.collective_rpc(*call)
 
     async def abort_requests(self, request_ids: list[str]) -> int:
         self.aborted.append(request_ids)

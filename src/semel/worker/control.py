@@ -7,11 +7,12 @@ as far as a client can tell: who aborts what is under way aborts that, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from semel.engine import EngineControl
-from semel.engine.protocol import PauseMode
+from semel.engine.protocol import PauseMode, WeightUpdate
 from semel.worker.worker import Worker
 
 __all__ = ["WorkerControl"]
@@ -44,6 +45,22 @@ class WorkerControl:
         is_awake = await self.engine.wake_up(tags)
         await self._tell_state()
         return is_awake
+
+    async def update_weights(self, step: WeightUpdate, info: Any = None) -> None:
+        """Do a step of a transfer of weights, during which the engine is paused."""
+        try:
+            await self.engine.update_weights(step, info)
+        finally:
+            await asyncio.shield(self._tell_state())
+
+    async def collective_rpc(
+        self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float | None
+    ) -> list[Any]:
+        """Call an allowed method of all worker processes. One that changes weights and fails leaves a pause."""
+        try:
+            return await self.engine.collective_rpc(method, args, kwargs, timeout_s)
+        finally:
+            await asyncio.shield(self._tell_state())
 
     async def abort_requests(self, request_ids: Collection[str]) -> int:
         """End these requests, or all of them if none is named. Returns their number."""

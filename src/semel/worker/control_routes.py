@@ -6,7 +6,7 @@ A request without a body means the same as one with `{}`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, get_args
 
@@ -91,6 +91,16 @@ class Control(Protocol):
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """Wake it up; returns whether it goes on."""
+        ...
+
+    async def update_weights(self, step: WeightUpdate, info: Any = None) -> None:
+        """Do a step of a transfer of weights."""
+        ...
+
+    async def collective_rpc(
+        self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float | None
+    ) -> list[Any]:
+        """Call an allowed method of all worker processes."""
         ...
 
     async def abort_requests(self, request_ids: list[str]) -> int:
@@ -215,7 +225,7 @@ class _Handlers:
         method = _typed(call, "method", str)
         args, kwargs = _typed(call, "args", list[object] | None), _typed(call, "kwargs", dict[str, object] | None)
         timeout_s = _typed(call, "timeout", float | None)
-        found = await self._engine.collective_rpc(method, args or (), kwargs or {}, timeout_s)
+        found = await self._control.collective_rpc(method, args or (), kwargs or {}, timeout_s)
         plain: list[object] = [one if one is None or isinstance(one, dict | list) else str(one) for one in found]
         results: Results = {"results": plain}
         return json_response(results)
@@ -235,7 +245,7 @@ class _Handlers:
         action = _typed(call, "action", Literal["checksum", "reset", "compare"])
         baseline = _typed(call, "baseline", dict[str, str] | None)
         if action == "reset":
-            await self._engine.collective_rpc("reset_weights", (), {}, None)
+            await self._control.collective_rpc("reset_weights", (), {}, None)
             return _state("reset")
         if action == "compare" and baseline is None:
             raise InvalidRequest("baseline: the checksums to compare with", param="baseline")
@@ -283,7 +293,7 @@ class _Handlers:
                 if is_required:
                     kind = dict[str, object] if step == "init_weight_transfer_engine" else dict | list
                 info = await _field(request, name, kind)
-            await self._engine.update_weights(step, info)
+            await self._control.update_weights(step, info)
             message: Message = {"message": _ENDS[step]}
             return json_response(message)
 

@@ -4,14 +4,19 @@ Features do not depend on weights, so items stay in vLLM's item cache whatever h
 which frees memory, lets go of them. Encoder outputs and prefixes do: whatever may change a weight is done between two
 steps of the engine, and what was made before it is forgotten before the next one. Encoder outputs are not shared with
 other workers any more from before the first change on: their names there are those of the weights at start.
+
+While weights are loaded, vLLM's layers have none, and a step would end the engine. So the engine is held between the
+first and the last call of a transfer, and after a change that failed until one succeeds or its operator resumes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from semel.engine.protocol import PauseMode, WeightUpdate
@@ -47,6 +52,9 @@ class VllmControl:
         self._pauses = 0
         """Pauses that have not begun yet: they wait for running requests."""
         self._settled = asyncio.Event()
+        self._is_held = False
+        """True if a change of weights has paused the engine."""
+        self._is_transferring = False
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """Let the engine make no more steps: `abort` its requests, `wait` until they have ended, or `keep` them."""
@@ -64,10 +72,12 @@ class VllmControl:
                 await asyncio.shield(self._caches.forget_outputs())
 
     async def resume(self) -> None:
-        """Let the engine go on."""
+        """Let the engine go on; not in the middle of a transfer of weights."""
         async with self._changes:
+            self._check_no_transfer()
             with _refusals("resume"):
                 await self._llm.resume_generation()
+            self._is_held = False
 
     async def is_paused(self) -> bool:
         """Return whether the engine makes no steps."""
@@ -84,6 +94,8 @@ class VllmControl:
     async def wake_up(self, tags: Sequence[str] | None) -> bool:
         """Take the memory with these tags back, or all; returns whether the engine goes on."""
         async with self._changes:
+            if tags is None or "scheduling" in tags:
+                self._check_no_transfer()
             with _refusals("wake_up"):
                 return bool(await self._llm.wake_up(None if tags is None else list(tags)))
 
@@ -114,17 +126,17 @@ class VllmControl:
                 case "shutdown_weight_transfer_engine":
                     await llm.shutdown_weight_transfer_engine()
                 case "start_weight_update":
-                    async with self._changing():
-                        await llm.start_weight_update()
+                    await self._begin(llm.start_weight_update)
                 case "start_draft_weight_update":
-                    async with self._changing():
-                        await llm.start_draft_weight_update()
+                    await self._begin(llm.start_draft_weight_update)
                 case "update_weights":
-                    async with self._changing():
-                        await llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+                    request = WeightTransferUpdateRequest(update_info=info)
+                    async with self._transferring(), self._changing(is_last=False):
+                        await llm.update_weights(request)
                 case "finish_weight_update":
-                    async with self._changing():
+                    async with self._transferring(), self._changing():
                         await llm.finish_weight_update(info)
+                        self._is_transferring = False
 
     async def collective_rpc(
         self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float | None
@@ -132,6 +144,9 @@ class VllmControl:
         """Call a method of all worker processes, if it is one of `RPC_METHODS`."""
         if method not in RPC_METHODS:
             raise InvalidRequest(f"method: {method!r} cannot be called; use {', '.join(RPC_METHODS)}", param="method")
+        folder = kwargs.get("weights_path")
+        if isinstance(folder, str) and folder.startswith(("/", ".")) and not await to_thread(Path(folder).is_dir):
+            raise InvalidRequest("weights_path: there is no such folder on the worker's host", param="kwargs")
         with _refusals(method):
             if not RPC_METHODS[method]:
                 return list(await self._llm.collective_rpc(method, timeout_s, tuple(args), dict(kwargs)))
@@ -173,25 +188,54 @@ class VllmControl:
         with _refusals("reset_encoder_cache"):
             await asyncio.shield(self._caches.forget_outputs())
 
+    async def _begin(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Begin a transfer. If that fails, nothing was changed."""
+        try:
+            async with self._changing(is_last=False):
+                await start()
+                self._is_transferring = True
+        except BaseException:
+            if not self._is_transferring:
+                await asyncio.shield(self._let_go())
+            raise
+
     @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[None]:
+    async def _transferring(self) -> AsyncIterator[None]:
+        """Do a step of a transfer inside; if it fails, vLLM has given the transfer up."""
+        if not self._is_transferring:
+            raise InvalidRequest("no transfer of weights has begun: call /start_weight_update first")
+        try:
+            yield
+        except BaseException:
+            self._is_transferring = False
+            raise
+
+    @asynccontextmanager
+    async def _changing(self, *, is_last: bool = True) -> AsyncIterator[None]:
         """Change weights inside, between two steps: nothing of before is used after it, also if it fails halfway."""
         while self._pauses:
             await self._settled.wait()
         async with self._changes:
             self._note_new_weights()
-            was_paused = await self._llm.is_paused()
-            if not was_paused:
+            if not await self._llm.is_paused():
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
+                self._is_held = True
             try:
                 yield
             finally:
-                await asyncio.shield(self._settle(was_paused=was_paused))
+                await asyncio.shield(self._caches.forget_outputs())
+            if is_last:
+                await asyncio.shield(self._let_go())
 
-    async def _settle(self, *, was_paused: bool) -> None:
-        await self._caches.forget_outputs()
-        if not was_paused:
+    async def _let_go(self) -> None:
+        """Let an engine go on that a change of weights has paused."""
+        if self._is_held:
             await self._llm.resume_generation()
+            self._is_held = False
+
+    def _check_no_transfer(self) -> None:
+        if self._is_transferring:
+            raise InvalidRequest("weights are being transferred: call /finish_weight_update first")
 
     def _note_new_weights(self) -> None:
         if self._tier is not None:

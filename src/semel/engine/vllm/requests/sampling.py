@@ -224,7 +224,7 @@ def to_outputs(result: Any, *, is_first: bool) -> list[Output]:
                 "created_cache_tokens": result.num_cache_creation_tokens,
                 "prompt_logprobs": result.prompt_logprobs and tuple(map(_prompt_step, result.prompt_logprobs)),
             }
-        spans = part.weight_versions  # of the last output
+        spans = getattr(part, "weight_versions", None)  # of the last output; vLLM 0.31 has none
         if spans and (len(spans) > 1 or spans[0].version != DEFAULT_WEIGHTS):
             more["weight_versions"] = tuple((span.version, span.start, span.end) for span in spans)
         steps = part.logprobs or ()
