@@ -1,8 +1,8 @@
 """New weights in a running worker, as a trainer gives them: over its admin address, with requests in flight.
 
 One `semel serve` for the whole file, whose vLLM takes weights from a folder, by a reload or by a transfer engine of the
-lab: on a CPU none of vLLM's own runs, and sleep frees nothing. It has a host tier and a store for encoder outputs, and a
-hang deadline of a few seconds. Every night the answers are also compared with those of a fresh engine.
+lab: on a CPU none of vLLM's own runs, and sleep frees nothing. It has a host tier and a store for encoder outputs, and
+a hang deadline of a few seconds. Every night the answers are also compared with those of a fresh engine.
 """
 
 from __future__ import annotations
