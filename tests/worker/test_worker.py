@@ -317,7 +317,7 @@ async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
     await until(lambda: not any(one.memory.leases for one in three.frontends if one.memory is not None))
 
 
-class _KeepsItsTask(worker_module._Request):
+class _KeepsItsTask(worker_module.Request):
     def __setattr__(self, name: str, value: object) -> None:
         if name != "task" or value is not None:
             super().__setattr__(name, value)

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec import structs
@@ -34,7 +33,6 @@ from semel.errors import (
     SemelError,
     ServiceError,
 )
-from semel.fairness.turns import Turn
 from semel.ledger import Intake
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
@@ -48,6 +46,7 @@ from semel.worker.assembling import assemble, borrow
 from semel.worker.cache_updates import CacheUpdates, Load
 from semel.worker.progress_watch import until_hung
 from semel.worker.publisher import Publisher
+from semel.worker.requests import Request, abort_waiting, request_ids, tasks_of
 from semel.worker.turns import EngineTurns
 
 __all__ = ["Worker"]
@@ -65,25 +64,6 @@ Submitting = Callable[[Submission], Awaitable[Stream]]
 """A function that submits to the engine: `Engine.submit`, or one that does more before it."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request that is being answered."""
-
-    task: asyncio.Task[None] | None = None
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it waits for nothing in the intake."""
-
-    observed: Observed | None = None
-    """The span attributes of the answer, where requests are traced."""
-
-    turn: Turn | None = None
-    """Its turn at the engine, once it has one."""
-
-    is_submitted: bool = False
-    is_aborted: bool = False
-    """True if an operator has ended it before it was submitted."""
 
 
 class Worker:
@@ -112,7 +92,7 @@ class Worker:
         self._borrowers = borrowers
         self._tracing = tracing
         self._turns = EngineTurns() if turns is None else turns
-        self._frontends: dict[Peer, dict[str, _Request]] = {}
+        self._frontends: dict[Peer, dict[str, Request]] = {}
         self._intake: Intake[Peer] = Intake()
         self._publisher = Publisher(listener, CacheUpdates() if updates is None else updates)
         self._progress_s = progress_s
@@ -185,20 +165,11 @@ class Worker:
 
     def request_ids(self, among: Collection[str] = ()) -> set[str]:
         """Return the ids of the requests that are being answered: all, or those among some."""
-        found = {request_id for requests in self._frontends.values() for request_id in requests}
-        return found.intersection(among) if among else found
+        return request_ids(self._frontends.values(), among)
 
     def abort_waiting(self, request_ids: Collection[str]) -> set[str]:
         """End those of the requests that the engine does not have yet, as it ends others; returns their ids."""
-        aborted = set()
-        for requests in self._frontends.values():
-            for request_id in requests.keys() & request_ids:
-                request = requests[request_id]
-                if not request.is_submitted and request.task is not None:
-                    request.is_aborted = True
-                    request.task.cancel()
-                    aborted.add(request_id)
-        return aborted
+        return abort_waiting(self._frontends.values(), request_ids)
 
     def samples(self) -> Iterator[Sample]:
         """Yield samples of its metrics."""
@@ -278,7 +249,7 @@ class Worker:
         except ProtocolError as error:
             self._fail(peer, request_id, error)
             return
-        requests[request_id] = request = _Request()
+        requests[request_id] = request = Request()
         request.task = task = asyncio.create_task(self._answer(peer, submit, request))
         self._running += 1
         self._ask(peer, request_id, opened.needed)
@@ -296,7 +267,7 @@ class Worker:
 
         task.add_done_callback(end)
 
-    async def _answer(self, peer: Peer, submit: Submit, request: _Request) -> None:
+    async def _answer(self, peer: Peer, submit: Submit, request: Request) -> None:
         """Answer a request, in a span of its own: from its submission to its last token."""
         request_id = submit.request_id
         with spanning(self._tracing, "generate", request_id, submit.trace):
@@ -315,7 +286,7 @@ class Worker:
                 if request.observed is not None:
                     request.observed.end()
 
-    async def _generate(self, peer: Peer, submit: Submit, request: _Request) -> None:
+    async def _generate(self, peer: Peer, submit: Submit, request: Request) -> None:
         """Send the engine's outputs. A submission is repeated if the engine had lost an item that it should hold."""
         for _ in range(_MAX_SUBMISSIONS):
             stream = await self._submit(peer, submit, request)
@@ -354,7 +325,7 @@ class Worker:
         for index in range(submit.sampling.get("n") or 1):
             self._send(peer, to_delta(submit.request_id, Output(index, "", (), finish_reason="abort")))
 
-    async def _send_output(self, peer: Peer, request_id: str, request: _Request, output: Output) -> None:
+    async def _send_output(self, peer: Peer, request_id: str, request: Request, output: Output) -> None:
         if request.turn is not None:
             self._turns.count(request.turn, output)
         if request.observed is not None:
@@ -363,7 +334,7 @@ class Worker:
             await self._listener.until_room(peer)  # or one long answer would end everybody's session
             self._send(peer, delta)
 
-    async def _submit(self, peer: Peer, submit: Submit, request: _Request) -> Stream:
+    async def _submit(self, peer: Peer, submit: Submit, request: Request) -> Stream:
         """Hand a submission to the engine as soon as all it needs is there."""
         while True:
             await self._until_ready(peer, submit.request_id, request)
@@ -380,7 +351,7 @@ class Worker:
                 missing = self._intake.missing(peer, submit.request_id, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, missing)
 
-    async def _until_ready(self, peer: Peer, request_id: str, request: _Request) -> None:
+    async def _until_ready(self, peer: Peer, request_id: str, request: Request) -> None:
         if self._intake.is_ready(peer, request_id):
             return
         try:
@@ -449,10 +420,7 @@ class Worker:
         self._publisher.set_load(Load(max(0, self._running - waiting), waiting, self._is_paused))
 
     def _tasks(self) -> Iterator[asyncio.Task[None]]:
-        for requests in self._frontends.values():
-            for request in requests.values():
-                if request.task is not None:
-                    yield request.task
+        return tasks_of(self._frontends.values())
 
 
 def _let_go(features: dict[Digest, Feature]) -> Generator[None, None, None]:
