@@ -306,6 +306,7 @@ class Worker:
             except FeatureMissing as error:  # before the first output
                 logger.warning("the engine had lost %d items of a request", len(error.digests))
                 self.resubmissions += 1
+                request.is_submitted = False
                 submit = structs.replace(submit, client_features=())  # they are counted
                 digests = [place.digest for place in submit.places]
                 opened = self._intake.reopen(peer, submit.request_id, digests, map(Digest, error.digests))
