@@ -35,6 +35,14 @@ from tests.serve.test_draining import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
+@pytest.fixture(autouse=True)
+def hang_ups_are_heard() -> Iterator[None]:
+    """Processes inherit what becomes of SIGHUP: under `nohup` it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @contextmanager
 def in_terminal(home: Path, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A command of semel in a terminal of its own, and our end of that."""
