@@ -37,6 +37,9 @@ REQUESTS: Final = 100
 AT_ONCE: Final = 8
 SEQUENCES: Final = 16
 WAITING: Final = 64
+LONG: Final = 160
+"""Tokens, so many that 64 requests are there before the first one ends."""
+
 HANG_S: Final = 3.0
 PAUSE_S: Final = 8.0
 """Longer than the deadline for a step, which is four times the longest step if that is more."""
@@ -243,7 +246,7 @@ def test_answers_name_the_weights_that_sampled_them(trained: Trained) -> None:
 @pytest.mark.parametrize("mode", ["keep", "wait"])
 def test_a_pause_longer_than_the_hang_deadline_with_64_requests_fails_none(trained: Trained, mode: str) -> None:
     with many(trained):
-        asking = trained.begin(WAITING, max_tokens=64)
+        asking = trained.begin(WAITING, max_tokens=LONG)
         trained.post(f"/pause?mode={mode}")
         assert trained.admin.get("/is_paused").json() == {"is_paused": True}
         done = sum(one.done() for one in asking)
@@ -267,14 +270,14 @@ def test_requests_that_wait_through_an_update_find_no_prefix_of_before(trained: 
     trained.questions.insert(0, wide)
     try:
         with many(trained):
-            asking = trained.begin(WAITING, max_tokens=64)
+            asking = trained.begin(WAITING, max_tokens=LONG)
             trained.post("/pause?mode=keep")
             trained.load(trained.second, "kept")
             assert trained.admin.get("/is_paused").json() == {"is_paused": True}
             trained.post("/resume")
             answers = [tokens_of(one.result(120)) for one in asking]
         trained.post("/v1/mm_cache/reset")
-        expected = tokens_of(trained.ask(wide, max_tokens=64))
+        expected = tokens_of(trained.ask(wide, max_tokens=LONG))
     finally:
         trained.questions.pop(0)
         trained.load(trained.first, "back")
@@ -284,7 +287,7 @@ def test_requests_that_wait_through_an_update_find_no_prefix_of_before(trained: 
 
 def test_an_abort_ends_all_64_at_once_and_later_ones_wait(trained: Trained) -> None:
     with many(trained):
-        asking = trained.begin(WAITING, max_tokens=256)
+        asking = trained.begin(WAITING, max_tokens=2 * LONG)
         trained.post("/pause")
         reasons = [reason_of(one.result(20)) for one in asking]
         assert set(reasons) == {"abort"}
@@ -305,21 +308,6 @@ def test_a_sleep_is_told_and_ends_and_answers_are_the_same(trained: Trained) -> 
     assert trained.answers() == trained.fresh
 
 
-def test_a_call_that_the_engine_refuses_harms_nothing(trained: Trained) -> None:
-    bad = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}}
-    assert trained.admin.post("/collective_rpc", json=bad, timeout=20).status_code == 400
-    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
-    assert trained.admin.post("/finish_weight_update", timeout=20).status_code == 400
-    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
-    empty = {"method": "reload_weights", "kwargs": {"weights_path": str(trained.served.home)}}
-    refused = trained.admin.post("/collective_rpc", json=empty, timeout=20)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "engine_failed")
-    assert trained.admin.get("/is_paused").json() == {"is_paused": True}, "its layers have no weights"
-    trained.load(trained.first, "again")
-    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
-    assert trained.answers() == trained.fresh
-
-
 def test_weights_come_by_vllms_protocol_of_transfer_too(trained: Trained) -> None:
     """With requests under way, and nobody who pauses: the engine is held from the first call to the last."""
     trained.load(trained.second, "reference")
@@ -337,6 +325,21 @@ def test_weights_come_by_vllms_protocol_of_transfer_too(trained: Trained) -> Non
     assert {reason_of(one.result(120)) for one in during} == {"length"}
     assert trained.answers() == expected
     trained.load(trained.first, "back")
+    assert trained.answers() == trained.fresh
+
+
+def test_a_call_that_the_engine_refuses_harms_nothing(trained: Trained) -> None:
+    bad = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}}
+    assert trained.admin.post("/collective_rpc", json=bad, timeout=20).status_code == 400
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+    assert trained.admin.post("/finish_weight_update", timeout=20).status_code == 400
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+    empty = {"method": "reload_weights", "kwargs": {"weights_path": str(trained.served.home)}}
+    refused = trained.admin.post("/collective_rpc", json=empty, timeout=20)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "engine_failed")
+    assert trained.admin.get("/is_paused").json() == {"is_paused": True}, "its layers have no weights"
+    trained.load(trained.first, "again")
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
     assert trained.answers() == trained.fresh
 
 
