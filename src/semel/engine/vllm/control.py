@@ -52,7 +52,7 @@ class VllmControl:
         self._pauses = 0
         """Pauses that have not begun yet: they wait for running requests."""
         self._settled = asyncio.Event()
-        self._is_held = False
+        self._has_paused = False
         """True if a change of weights has paused the engine."""
         self._is_transferring = False
 
@@ -77,7 +77,7 @@ class VllmControl:
             self._check_no_transfer()
             with _refusals("resume"):
                 await self._llm.resume_generation()
-            self._is_held = False
+            self._has_paused = False
 
     async def is_paused(self) -> bool:
         """Return whether the engine makes no steps."""
@@ -219,7 +219,7 @@ class VllmControl:
             self._note_new_weights()
             if not await self._llm.is_paused():
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
-                self._is_held = True
+                self._has_paused = True
             try:
                 yield
             finally:
@@ -229,9 +229,9 @@ class VllmControl:
 
     async def _let_go(self) -> None:
         """Let an engine go on that a change of weights has paused."""
-        if self._is_held:
+        if self._has_paused:
             await self._llm.resume_generation()
-            self._is_held = False
+            self._has_paused = False
 
     def _check_no_transfer(self) -> None:
         if self._is_transferring:
