@@ -195,7 +195,7 @@ def many(trained: Trained) -> Iterator[None]:
         trained.threads = few
 
 
-def test_new_weights_are_used_for_everything_and_nothing_is_preprocessed_again(trained: Trained) -> None:
+def test_new_weights_are_used_for_everything_and_nothing_is_preprocessed_again_B8(trained: Trained) -> None:
     """The control for old entries: with all caches emptied the same weights give the same answers."""
     checksums = trained.post("/weight_checker", {"action": "checksum"})["checksums"]
     before = trained.preprocessed(), trained.encoded()
@@ -244,7 +244,7 @@ def test_answers_name_the_weights_that_sampled_them(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])
-def test_a_pause_longer_than_the_hang_deadline_with_64_requests_fails_none(trained: Trained, mode: str) -> None:
+def test_a_pause_longer_than_the_hang_deadline_with_64_requests_fails_none_S22(trained: Trained, mode: str) -> None:
     with many(trained):
         asking = trained.begin(WAITING, max_tokens=LONG)
         trained.post(f"/pause?mode={mode}")
@@ -344,7 +344,7 @@ def test_a_call_that_the_engine_refuses_harms_nothing(trained: Trained) -> None:
 
 
 @pytest.mark.nightly
-def test_answers_after_an_update_are_those_of_a_fresh_engine(
+def test_answers_after_an_update_are_those_of_a_fresh_engine_B8(
     trained: Trained, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     trained.load(trained.second, "fresh")
