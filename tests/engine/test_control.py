@@ -170,6 +170,11 @@ async def test_a_pause_of_the_trainer_s_own_outlives_a_transfer() -> None:
     await engine.update_weights("start_weight_update")
     await engine.update_weights("finish_weight_update")
     assert await llm.is_paused()
+    await engine.resume()
+    await engine.update_weights("start_weight_update")
+    await engine.pause("keep", clear_cache=False)
+    await engine.update_weights("finish_weight_update")
+    assert await llm.is_paused(), "also of one that came later"
 
 
 async def test_only_named_methods_can_be_called_S34() -> None:

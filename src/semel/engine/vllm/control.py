@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from asyncio import to_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -63,6 +62,7 @@ class VllmControl:
         try:
             with _refusals("pause"):
                 await self._llm.pause_generation(mode=mode, clear_cache=False)  # it would forget the items
+            self._has_paused = False  # whoever pauses resumes
         finally:
             self._pauses -= 1
             if not self._pauses:
@@ -90,11 +90,12 @@ class VllmControl:
             self._note_new_weights()
         with _refusals("sleep"):
             await asyncio.shield(self._caches.sleep(level, mode))
+        self._has_paused = False
 
     async def wake_up(self, tags: Sequence[str] | None) -> bool:
         """Take the memory with these tags back, or all; returns whether the engine goes on."""
         async with self._changes:
-            if tags is None or "scheduling" in tags:
+            if tags is None or list(tags) != ["weights"]:  # vLLM resumes when all is awake
                 self._check_no_transfer()
             with _refusals("wake_up"):
                 return bool(await self._llm.wake_up(None if tags is None else list(tags)))
@@ -145,7 +146,11 @@ class VllmControl:
         if method not in RPC_METHODS:
             raise InvalidRequest(f"method: {method!r} cannot be called; use {', '.join(RPC_METHODS)}", param="method")
         folder = kwargs.get("weights_path")
-        if isinstance(folder, str) and folder.startswith(("/", ".")) and not await to_thread(Path(folder).is_dir):
+        if (
+            isinstance(folder, str)
+            and folder.startswith(("/", "."))
+            and not await asyncio.to_thread(Path(folder).is_dir)
+        ):
             raise InvalidRequest("weights_path: there is no such folder on the worker's host", param="kwargs")
         with _refusals(method):
             if not RPC_METHODS[method]:
