@@ -30,6 +30,7 @@ _LONG: Final = 512
 _LEFT: Final = 4
 _SIDE: Final = 224
 _AT_ONCE: Final = 32
+_FLAGS: Final = ("--encoder-cache-embeddings", "8192", "--kv-cache-memory-bytes", "1G")
 
 
 @dataclass
@@ -133,7 +134,7 @@ def _serving(model: Path, scratch: Path) -> Iterator[tuple[Served, httpx.Client]
     create_key(key)
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"
     try:
-        flags = ("--admin-port", str(port), "--admin-key-file", str(key), "--encoder-cache-embeddings", "8192")
+        flags = (*_FLAGS, "--admin-port", str(port), "--admin-key-file", str(key))
         headers = {"Authorization": f"Bearer {key.read_text().strip()}"}
         with (
             serving(model, scratch, *flags, within_s=600) as served,
