@@ -76,6 +76,7 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
     """Embed an engine with these flags of vLLM's and serve it until SIGTERM; raises if the engine dies."""
     if (admin_key := admin_key_file(settings)) is not None:
         read_admin_key(admin_key)  # a bad one is refused now, and not when the engine is loaded
+    is_dev_mode()  # likewise
     keys = process_keys(settings.key_file, settings.key_dir, "worker")
     collector = trace_collector(settings.logs.otlp_traces_endpoint)
     began = time.monotonic()
