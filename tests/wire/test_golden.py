@@ -65,6 +65,7 @@ FULL: Final = Delta(
         cached_tokens=16,
         created_cache_tokens=0,
         prompt_logprobs=(None, {9: (-1.5, 2, "y")}),
+        weight_versions=(("default", 0, 3), ("step-1", 3, 4)),
     ),
 )
 """With every field that a delta can have."""
@@ -91,7 +92,7 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (Pooled("r1", (2, 3), b"\0\0\x80?" * 6, "stop", 16), ()),
     (Failed("r1", 500, "feature_rejected", "too large"), ()),
     (Draining(), ()),
-    (to_status(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6), ()),
+    (to_status(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6, True), ()),
     (Need("r1", (digest_of(5),)), ()),
     (Forget(), ()),
 )

@@ -25,6 +25,7 @@ FULL = Output(
     16,
     32,
     (None, {7: (-1.0, 3, "c"), 8: (-2.0, None, None)}),
+    (("default", 0, 1), ("step-1", 1, 2)),
 )
 
 

@@ -10,9 +10,10 @@ from semel.core.lru import LruMap
 from semel.core.options import MEDIA_IO, VIDEO_OPTIONS, item_options, split_options, with_media_io
 from semel.core.pooling import FLOAT_BYTES, POOLING_TASKS, PairForm, PoolingModel, PoolingOutput, PoolingTask
 from semel.core.prompt import Item, Mask, Media, Modality, Page, Placeholder, Prompt, Timeline
-from semel.core.submission import AnswerParsing, Output, PromptLogprob, Submission, Trace
+from semel.core.submission import DEFAULT_WEIGHTS, AnswerParsing, Output, PromptLogprob, Submission, Trace
 
 __all__ = [
+    "DEFAULT_WEIGHTS",
     "DTYPE_BYTES",
     "FLOAT_BYTES",
     "FORM_DTYPES",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
@@ -14,7 +14,7 @@ from semel.core.feature import Feature
 from semel.core.pooling import PoolingOutput
 from semel.core.prompt import Prompt
 
-__all__ = ["AnswerParsing", "Output", "PromptLogprob", "Submission", "Trace"]
+__all__ = ["DEFAULT_WEIGHTS", "AnswerParsing", "Output", "PromptLogprob", "Submission", "Trace"]
 
 
 class Trace(Struct, frozen=True, array_like=True):
@@ -53,6 +53,9 @@ class AnswerParsing:
     stream: bool = False
     """True if the answer is parsed incrementally."""
 
+
+DEFAULT_WEIGHTS: Final = "default"
+"""The version of weights that nobody has named, as vLLM calls it."""
 
 PromptLogprob = tuple[float, int | None, str | None]
 """The log probability of a token, its rank, and its text."""
@@ -134,3 +137,6 @@ class Output(Struct, frozen=True):
 
     pooling: PoolingOutput | None = None
     """What was pooled, or a piece of it, of a submission that `pools`; then there is nothing else."""
+    weight_versions: tuple[tuple[str, int, int], ...] | None = None
+    """The weights that sampled the tokens of the sequence: their version, the first token, and the one after the last.
+    Set on the last output, unless they all are those of the start (`DEFAULT_WEIGHTS`)."""

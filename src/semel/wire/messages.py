@@ -58,7 +58,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -261,6 +261,7 @@ class Details(Struct, frozen=True, array_like=True):
     cached_tokens: Length | None = None
     created_cache_tokens: Length | None = None
     prompt_logprobs: tuple[dict[int, tuple[float, int | None, str | None]] | None, ...] | None = None
+    weight_versions: tuple[tuple[str, int, int], ...] | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -356,6 +357,9 @@ class Status(Struct, frozen=True, array_like=True, tag=49):
 
     more: bool = False
     """True if slices of all that the engine has are still to come. The frontend then says at once what it has read."""
+
+    paused: bool = False
+    """True if the engine makes no steps on purpose: requests wait."""
 
 
 class Need(Struct, frozen=True, array_like=True, tag=47):

@@ -75,6 +75,7 @@ def to_output(delta: Delta | Pooled) -> Output:
         more.cached_tokens,
         more.created_cache_tokens,
         more.prompt_logprobs,
+        more.weight_versions,
     )
 
 
@@ -105,7 +106,13 @@ def _pieces(output: Output) -> Iterator[Output]:
             piece = replace(piece, cached_tokens=None, created_cache_tokens=None, prompt_logprobs=None)
         if end < count:
             piece = replace(
-                piece, text="", finish_reason=None, stop_reason=None, message=message, reasoning_tokens=None
+                piece,
+                text="",
+                finish_reason=None,
+                stop_reason=None,
+                message=message,
+                reasoning_tokens=None,
+                weight_versions=None,
             )
         yield piece
 
@@ -120,4 +127,5 @@ def _details(output: Output) -> Details:
         output.cached_tokens,
         output.created_cache_tokens,
         None if prompt_logprobs is None else tuple(None if step is None else dict(step) for step in prompt_logprobs),
+        output.weight_versions,
     )

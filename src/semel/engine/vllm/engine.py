@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,8 +24,10 @@ from semel.core import Contract, Digest, Feature, FeatureInfo, Modality, Submiss
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
+from semel.engine.vllm.caches import EngineCaches
 from semel.engine.vllm.compat.internals import skip_grammar_checks
 from semel.engine.vllm.contract import build_contract
+from semel.engine.vllm.control import VllmControl
 from semel.engine.vllm.grammars.content import constrained_field
 from semel.engine.vllm.grammars.limits import GrammarLimits
 from semel.engine.vllm.grammars.trial import Grammars
@@ -91,8 +92,9 @@ class VllmEngine:
         self._builder = ItemBuilder(contract, model, item_cache)
         self._delivery = ItemDelivery(llm, model, item_cache, self._order)
         self._intake = RequestIntake(llm, item_cache, self._builder, self._delivery, self._order)
-        self._prefix_era: str | None = None
+        self._caches = EngineCaches(llm, item_cache, model, self._order)
         self._tier = tier
+        self.control = VllmControl(llm, self._caches, tier)
         self.capabilities = UNTESTED
         if tier is not None:
             tier.fence = llm.is_sleeping
@@ -240,7 +242,7 @@ class VllmEngine:
             raise
 
     async def _submit(self, submission: Submission) -> VllmStream:
-        salt = self._salt(submission.cache_salt)
+        salt = self._caches.salt(submission.cache_salt)
         salted = submission if salt == submission.cache_salt else replace(submission, cache_salt=salt)
         built = await self._builder.build(salted)
         params, reader = await self._params.build(submission)
@@ -286,7 +288,7 @@ class VllmEngine:
     async def reset(self) -> None:
         """Forget all cached items, embeddings and prefixes."""
         with failures():
-            await asyncio.shield(self._reset())  # half a reset would leave the item cache and its mirror apart
+            await asyncio.shield(self._caches.reset())  # half a reset would leave the item cache and its mirror apart
 
     def kill(self) -> None:
         """End the engine's processes at once, also stopped ones."""
@@ -332,27 +334,6 @@ class VllmEngine:
                 pass
         finally:
             await asyncio.shield(stream.close())
-
-    async def _reset(self) -> None:
-        async with self._order:
-            self._items.clear()
-            await self._llm.reset_mm_cache()
-            await self._llm.reset_encoder_cache()
-            self._model.known.forget()
-            if not await self._llm.reset_prefix_cache():
-                self._prefix_era = secrets.token_hex(8)
-
-    def _salt(self, cache_salt: str | None) -> str | None:
-        """Return the salt under which vLLM keeps prefixes.
-
-        vLLM cannot forget prefixes while requests run, short of running these again from their start; and it dies of
-        that if it has dropped the tensors of an item because a prefix covered it. So prefixes of before a reset with
-        requests in flight are left to be evicted, under a salt that nobody uses any more. The tenant's name stays in
-        front: the engine core charges what a grammar costs to it (threats S27).
-        """
-        if self._prefix_era is None:
-            return cache_salt
-        return self._prefix_era if cache_salt is None else f"{cache_salt}/{self._prefix_era}"
 
 
 def engine_window(config: Any) -> EngineWindow:

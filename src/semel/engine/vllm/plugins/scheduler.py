@@ -209,8 +209,15 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
             drop_encoder_outputs(self.encoder_cache_manager, identifiers)
 
     def reset_encoder_cache(self) -> None:
-        """Forget every encoder output: the weights change. vLLM does not tell its connectors."""
+        """Forget every encoder output: the weights change. vLLM does not tell its connectors.
+
+        Requests that wait for their first step were submitted before, and so may find prefixes of before: they look for
+        none. Those that had one go on with what they have.
+        """
         super().reset_encoder_cache()
+        for request in self.requests.values():
+            if not (request.num_computed_tokens or request.num_preemptions):
+                request.skip_reading_prefix_cache = True
         if self._tier is not None:
             self._tier.reset()
 

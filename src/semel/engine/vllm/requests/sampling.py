@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from semel.core import Output, PromptLogprob
+from semel.core import DEFAULT_WEIGHTS, Output, PromptLogprob
 from semel.engine.vllm.compat.internals import copy_params
 from semel.errors import InvalidRequest, ServiceError, excerpt
 
@@ -220,13 +220,16 @@ def to_outputs(result: Any, *, is_first: bool) -> list[Output]:
     """Convert vLLM's output of all sequences at one time; with that of the prompt, if it is the first."""
     outputs: list[Output] = []
     for part in result.outputs:
-        about_prompt: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if is_first and not outputs:
-            about_prompt = {
+            more = {
                 "cached_tokens": result.num_cached_tokens,
                 "created_cache_tokens": result.num_cache_creation_tokens,
                 "prompt_logprobs": result.prompt_logprobs and tuple(map(_prompt_step, result.prompt_logprobs)),
             }
+        spans = getattr(part, "weight_versions", None)  # of the last output; vLLM 0.31 has none
+        if spans and (len(spans) > 1 or spans[0].version != DEFAULT_WEIGHTS):
+            more["weight_versions"] = tuple((span.version, span.start, span.end) for span in spans)
         steps = part.logprobs or ()
         outputs.append(
             Output(
@@ -237,7 +240,7 @@ def to_outputs(result: Any, *, is_first: bool) -> list[Output]:
                 part.finish_reason,
                 part.stop_reason,
                 tuple({token: entry.decoded_token or "" for token, entry in step.items()} for step in steps) or None,
-                **about_prompt,
+                **more,
             )
         )
     return outputs
