@@ -46,6 +46,7 @@ ERROR: Final = r"(?!)"
 DIFFERENCES: Final = (
     Difference(r"(^|[._])id$", "ids of answers, items and calls are random, or made by each server"),
     Difference(r"(^|\.)(created|created_at|completed_at)$", "the time of the answer"),
+    Difference(r"(^|\.)store$", "vLLM's responses do not say whether they are stored", ours=(True, False)),
     Difference(r"(^|\.)system_fingerprint$", "names the system, and this is another one"),
     Difference(
         r"(^|\.)((ec|kv)_transfer_params|(in|out)put_messages|\w+_per_turn(\.\d+)?|tool_output_tokens)$",
@@ -54,9 +55,9 @@ DIFFERENCES: Final = (
         ours=(ABSENT,),
     ),
     Difference(
-        r"(^|\.)(\w+_penalty|top_p|(top_)?logprobs|service_tier|metadata|store|reasoning(\.\w+)?)$",
+        r"(^|\.)(\w+_penalty|top_p|(top_)?logprobs|service_tier|metadata|reasoning(\.\w+)?)$",
         "fields that the request did not have: vLLM fills in its defaults, semel OpenAI's: null, an empty list or "
-        "object; nothing is stored",
+        "object",
         where=" responses ",
         ours=(None, 0, False, "list", "dict", "…", ABSENT),
     ),

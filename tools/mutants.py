@@ -260,6 +260,20 @@ MUTANTS: Final[Sequence[Mutant]] = (
         "tests/worker/test_new_weights.py::test_a_worker_never_shares_again_after_new_weights",
     ),
     Mutant(
+        "new weights end sharing with the engine's next step only",
+        "engine/vllm/tier/host.py",
+        "return self._has_new_weights or self._page.has_new_weights",
+        "return self._page.has_new_weights",
+        "tests/engine/test_host_tier.py::test_new_weights_are_known_before_the_engine_core_hears_of_them",
+    ),
+    Mutant(
+        "an engine makes steps while its weights change",
+        "engine/vllm/control.py",
+        "            if not await self._llm.is_paused():\n",
+        "            if False:\n",
+        "tests/engine/test_control.py::test_weights_change_between_two_steps_and_nothing_of_before_outlives_it",
+    ),
+    Mutant(
         "an engine's process tells nobody of new weights",
         "engine/vllm/plugins/worker.py",
         "            get_ec_transfer().forget_saved()\n",

@@ -13,12 +13,13 @@ from typing import Any, Final, TypeVar
 
 from semel.errors import SemelError
 
-__all__ = ["SLICE_S", "at_once", "concurrently", "in_slices", "to_the_end"]
+__all__ = ["SLICE_S", "at_once", "concurrently", "in_slices", "run_if_large", "to_the_end"]
 
 SLICE_S: Final = 0.004
 """The length of a slice."""
 
 _MAX_AT_ONCE: Final = 64
+_LARGE_BYTES: Final = 1 << 20
 
 _T = TypeVar("_T")
 
@@ -47,6 +48,11 @@ def at_once(work: Generator[None, None, _T]) -> _T:
     except StopIteration as done:
         result: _T = done.value
         return result
+
+
+async def run_if_large(work: Callable[[], _T], nbytes: int) -> _T:
+    """Return what work on so many bytes returns; over 1 MiB a thread does it, and the event loop goes on."""
+    return work() if nbytes <= _LARGE_BYTES else await asyncio.to_thread(work)
 
 
 async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import threading
 import tracemalloc
+from codecs import BOM_UTF8
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semel.batch.lines import BatchFile
 from semel.batch.results import Results
 from semel.batch.run import BatchProgress
 from semel.batch.schedule import Schedule
-from semel.errors import ConfigError, NotReady
+from semel.errors import ConfigError, NotReady, ServiceError
 from semel.lab.testing.references import ReferenceServer, Rejection, _Handler, serve_references
 from tests.batch.files import Batch, chat, data_url, request
 from tests.commands import run_main
@@ -132,6 +136,39 @@ def test_another_batch_file_a_foreign_file_and_a_second_client_are_refused(
     assert batch.output.read_text() == "my notes"
 
 
+def test_a_full_disk_leaves_no_part_of_a_result_before_the_next_one(server: ReferenceServer, tmp_path: Path) -> None:
+    batch = Batch(tmp_path, *LINES)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    opened = Results.open(batch.output)
+    with closing(BatchFile.open(batch.input)) as file:
+        first, second = file.read(2, lambda *_: False)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        with pytest.raises(ServiceError, match="File too large; then the same command goes on"):
+            opened.put(first, "line-0", {"status_code": 200, "body": "x" * 200})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    opened.put(second, "line-1", {"status_code": 200})
+    opened.close()
+    assert batch.run(server.url).answered == 19
+    assert len(batch.results) == 20
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(server: ReferenceServer, tmp_path: Path) -> None:
+    batch = Batch(tmp_path, *LINES)
+    batch.input.write_bytes(BOM_UTF8 + batch.input.read_bytes().replace(b"\n", b"\r\n"))
+    assert (batch.run(server.url).failed, len(batch.results)) == (0, 20)
+
+
+def test_a_body_that_is_too_deep_to_look_for_files_in_is_an_error_of_its_line(
+    server: ReferenceServer, tmp_path: Path
+) -> None:
+    line = json.dumps(request("deep", chat("file:///a.png", x=0)))
+    batch = Batch(tmp_path, line.replace('"x": 0', '"x": ' + "[" * 900 + "]" * 900), *LINES)
+    assert batch.run(server.url, allowed_local_media_path=tmp_path).failed == 1
+    assert "nested too deeply" in batch.results["deep"]["error"]["message"]
+
+
 def test_what_is_wrong_with_a_line_is_its_result(server: ReferenceServer, tmp_path: Path) -> None:
     server.returns_ids, server.is_strict = False, False
     batch = Batch(
@@ -177,9 +214,21 @@ def test_429_and_503_are_tried_again_after_the_time_that_they_name(
     assert len(pauses) == 3
 
 
-def _with_retry_after(end_headers: Any) -> Any:
+@pytest.mark.parametrize("value", ["-5", "nan", "0", "Thu, 19 Nov 2026 04:00:00 GMT", ""])
+def test_a_server_that_names_no_time_is_tried_again_less_and_less_often(
+    server: ReferenceServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    pauses = slept(monkeypatch)
+    server.faults = [Rejection(429, "busy")] * 3
+    end_headers = _with_retry_after(BaseHTTPRequestHandler.end_headers, value)
+    monkeypatch.setattr(BaseHTTPRequestHandler, "end_headers", end_headers)
+    assert Batch(tmp_path, *LINES[:1]).run(server.url).failed == 0
+    assert [pause >= least for pause, least in zip(pauses, (1, 2, 4), strict=True)] == [True] * 3
+
+
+def _with_retry_after(end_headers: Any, value: str = "7") -> Any:
     def end(self: Any) -> None:
-        self.send_header("Retry-After", "7")
+        self.send_header("Retry-After", value)
         end_headers(self)
 
     return end
@@ -338,6 +387,9 @@ def test_the_command_passes_its_flags_on_and_its_exit_code_tells_of_errors(
     ("words", "message"),
     [
         (("--base-url", "localhost:8000"), "http://HOST:PORT"),
+        (("--base-url", "http://"), "http://HOST:PORT"),
+        (("--base-url", "http://localhost:port/v1"), "http://HOST:PORT"),
+        (("--base-url", "https://localhost:99999"), "http://HOST:PORT"),
         (("model", "--base-url", "http://localhost:8000"), "leave one of them out"),
         (("--enforce-eager",), "name it after OUTPUT"),
         ((), "No such file"),
@@ -346,3 +398,14 @@ def test_the_command_passes_its_flags_on_and_its_exit_code_tells_of_errors(
 def test_a_wrong_command_line_is_refused_in_words(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     code, printed = run_main("batch", str(tmp_path / "in"), str(tmp_path / "out"), *words)
     assert (code, message in printed) == (2, True), printed
+
+
+def test_files_that_cannot_be_read_from_their_beginning_are_refused(tmp_path: Path) -> None:
+    batch, pipe = Batch(tmp_path), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for paths in ((pipe, batch.output), (batch.input, pipe), (batch.input, Path("/dev/null")), (batch.input, tmp_path)):
+        code, printed = run_main("batch", *map(str, paths))
+        assert (code, "is no regular file" in printed) == (2, True), printed
+    for paths in ((Path("a" * 300), batch.output), (batch.input, Path("a" * 300))):
+        code, printed = run_main("batch", *map(str, paths))
+        assert (code, "File name too long" in printed) == (2, True), printed

@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from semel.core import Keyring
@@ -34,7 +35,8 @@ ROUTE: Final = re.compile(rf"{_BEFORE}(/(?!(?:{_FOLDERS})\b)[a-z][\w/{{}}-]*(?:\
 def served_routes() -> frozenset[str]:
     """Every route of a frontend and of a worker's admin address, but those that only say no."""
     frontend = create_app(FrontendState(), Meter(), Keyring([("somebody", "a-key-that-opens-nothing")]))
-    worker = create_admin_app(cast("Any", None), Meter(), key=None, count=cast("Any", None), reset=cast("Any", None))
+    nobody = cast("Any", SimpleNamespace(engine=None))
+    worker = create_admin_app(nobody, Meter(), key=None, count=nobody, reset=nobody, control=nobody)
     return frozenset(route.path for one in (frontend, worker) for route in one.routes) - UNSUPPORTED.keys()  # type: ignore[attr-defined]
 
 

@@ -63,7 +63,7 @@ LIES: list[tuple[Callable[[Pages], Iterable[str]], str, str, str]] = [
     (routes.wrong_routes, "README.md", "`POST /v1/chat/complete`", "/v1/chat/complete: there is no such route"),
     (routes.wrong_routes, "README.md", "```bash\ncurl http://127.0.0.1:8000/healthz\n```", "/healthz"),
     (routes.wrong_routes, ROUTES, "`/sleeps` is not served", "/sleeps"),
-    (routes.wrong_routes, "docs/deploy/serve.md", "`/sleep` frees the GPU", "/sleep"),
+    (routes.wrong_routes, "docs/deploy/serve.md", "`/start_profile` frees the GPU", "/start_profile"),
     (flags.wrong_flags, "README.md", "`--news-s 2`", "--news-s"),
     (flags.wrong_flags, "README.md", "set --key-file to it", "--key-file"),
     (

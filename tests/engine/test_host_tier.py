@@ -187,6 +187,12 @@ def test_epochs_count_from_when_the_engine_was_warm_and_are_in_what_is_staged(ri
     assert [event for event in rig.tier.review() if isinstance(event, Reset)] == [Reset(False), Reset(True)]
 
 
+def test_new_weights_are_known_before_the_engine_core_hears_of_them(rig: Rig) -> None:
+    rig.tier.note_new_weights()
+    assert rig.tier.has_new_weights
+    assert not rig.page.has_new_weights
+
+
 def test_threads_stage_release_and_look_at_the_same_time(rig: Rig) -> None:
     rig.page.saved(X, 1, ((0, 3),), FORM)
     cached_output = rig.tier.cached_output(X)

@@ -250,6 +250,7 @@ async def test_a_regex_that_is_expensive_to_follow_does_not_stop_another_tenant_
         finally:
             attacker.cancel()
             await asyncio.gather(attacker, return_exceptions=True)
+        alone_s = max(alone_s, await _p95(rig, alice, chats=12))  # another engine may have begun to start meanwhile
     finally:
         grammars._is_tried = before
     seen = f"p95 {p95_s:.3f} s, alone {alone_s:.3f} s; {dict(ends)}"

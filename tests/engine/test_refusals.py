@@ -29,22 +29,28 @@ class Arguments(SimpleNamespace):
         return self.config()
 
 
-def test_an_engine_that_generates_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"as a pooling model .* serve it with `vllm serve`"):
-        check_runner("pooling")
-    for runner in ("auto", "generate"):  # the control
+def test_an_engine_that_neither_generates_nor_pools_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"as a draft model, .* start with --runner generate or --runner pooling"):
+        check_runner("draft")
+    for runner in ("auto", "generate", "pooling"):  # the control
         check_runner(runner)
 
 
-@pytest.mark.parametrize("runner", ["pooling", "draft"])
-def test_a_model_that_vllm_itself_runs_otherwise_is_refused(runner: str) -> None:
+@pytest.mark.parametrize(
+    ("runner", "pooler", "said"),
+    [
+        ("draft", None, "has no routes for that"),
+        ("pooling", SimpleNamespace(enable_chunked_processing=True), "enable_chunked_processing is not served"),
+    ],
+)
+def test_a_model_that_vllm_itself_runs_otherwise_is_refused(runner: str, pooler: object, said: str) -> None:
     config = SimpleNamespace(
-        model_config=SimpleNamespace(runner_type=runner),
+        model_config=SimpleNamespace(runner_type=runner, pooler_config=pooler),
         ec_manager_config=SimpleNamespace(manager_config={}),
         ec_transfer_config=None,
         scheduler_config=SimpleNamespace(encoder_cache_size=8_192),
     )
-    with pytest.raises(ConfigError, match="generates no text"):
+    with pytest.raises(ConfigError, match=said):
         create_config(Arguments(lambda: config))
     config.model_config.runner_type = "generate"  # the control
     assert create_config(Arguments(lambda: config)) is config

@@ -13,6 +13,7 @@ import pytest
 
 from tools.engine import rl_loop
 from tools.engine.rl_loop import Driver, Loop, faults_of, pick
+from tools.engine.rl_served import ServedLoop, faults_of_served
 
 
 class Engine:
@@ -79,6 +80,7 @@ async def test_a_sample_that_fails_is_counted_with_its_words() -> None:
 def test_the_program_fails_with_its_faults_and_only_then(monkeypatch: pytest.MonkeyPatch, faults: list[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["rl_loop"])
     monkeypatch.setattr(rl_loop, "compare", lambda *_: faults)
+    monkeypatch.setattr(rl_loop, "serve", lambda *_: [])
     with pytest.raises(SystemExit) as ended:
         rl_loop.main()
     assert ended.value.code == ("\n".join(faults) if faults else 0)
@@ -90,3 +92,13 @@ def test_a_second_decode_or_preprocessing_of_an_image_is_a_fault_and_so_is_none(
     assert faults_of(Loop(60, 60, 61)) == ["61 preprocessings instead of 60"]
     assert faults_of(Loop(60, 0, 0)) == ["0 preprocessings instead of 60"]
     assert faults_of(Loop(60, 60, 60, failures=["lost"])) == ["1 samples failed: lost"]
+
+
+def test_through_a_server_an_image_is_decoded_once_and_encoded_once_in_each_step() -> None:
+    assert faults_of_served(ServedLoop(20, 3, 20, 20, 60)) == []
+    assert faults_of_served(ServedLoop(20, 3, 21, 40, 20)) == [
+        "21 decodes instead of 20",
+        "40 preprocessings instead of 20",
+        "20 encodes instead of 60",
+    ]
+    assert faults_of_served(ServedLoop(20, 3, 20, 20, 60, failures=["lost"])) == ["1 samples failed: lost"]

@@ -335,3 +335,15 @@ def test_memory_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> Non
     assert len(map_region(str(tmp_path / "region"), 8_192)) == 8_192
     with pytest.raises(ConfigError, match="no memory for an embedding tier"):
         map_region(str(tmp_path / "large"), 1 << 60)
+
+
+def test_a_request_that_waits_for_its_first_step_looks_for_no_prefix_of_old_weights(make: Make) -> None:
+    """Those that have begun have found theirs; one that comes later has another salt (`EngineCaches`)."""
+    tiered = make()
+    tiered.add("begun", [0], max_new_tokens=9)
+    tiered.step()
+    tiered.add("waits", [1])
+    tiered.scheduler.reset_encoder_cache()
+    tiered.add("later", [2])
+    skips = {name: request.skip_reading_prefix_cache for name, request in tiered.scheduler.requests.items()}
+    assert skips == {"begun": False, "waits": True, "later": False}

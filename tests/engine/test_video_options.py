@@ -122,6 +122,12 @@ HOSTILE: Final[Mapping[str, tuple[bytes, Options, type[SemelError], str]]] = {
     ),
     "too few indices": (FRAME_LIST + frame_list(4).encode(), {"frames_indices": [1]}, InvalidRequest, "frames_indices"),
     "fewer frames in all": (FRAME_LIST + frame_list(4).encode(), {"total_num_frames": 2}, InvalidRequest, "total_num"),
+    "frames beyond those that are counted": (
+        FRAME_LIST + b"QUJ," * (1 << 18),
+        {"num_frames": -1},
+        MediaTooLarge,
+        "the limit is 65,536",
+    ),
     "hours": (FRAME_LIST + frame_list(4).encode(), {"fps": 1e-6}, MediaTooLarge, "--max-video-s"),
     "more frames than any video": (
         FRAME_LIST + frame_list(4).encode(),

@@ -98,6 +98,8 @@ async def test_an_engine_without_statistics_is_never_hung() -> None:
         (("pause_scheduler", "resume_scheduler"), 0.0),
         (("sleep", "wake_up"), 0.0),
         (("collective_rpc.start_weight_update", "collective_rpc.finish_weight_update"), 0.0),
+        (("collective_rpc.start_weight_update", "resume_scheduler"), 0.0),
+        (("pause_scheduler", "wake_up"), 0.0),
         (("reset_mm_cache", "reset_prefix_cache"), 10.0),
         (("resume_scheduler", "wake_up"), 10.0),
     ],

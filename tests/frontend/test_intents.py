@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from semel.frontend.service import SCORING_ROUTES
 from semel.render import Intent
 from tests.frontend.rig import Rig
 from tests.render.drawn import Drawing, chat, image_part
@@ -32,6 +33,11 @@ FORMS: dict[str, Intent | None] = {
     "/v1/files": None,
 }
 """Those that take no JSON; `test_transcriptions.py` and `test_files.py` send them."""
+
+POOLING: dict[str, Intent | None] = dict.fromkeys(
+    ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", *SCORING_ROUTES), "execute"
+)
+"""Those of other models; `test_pooling.py`, `test_cohere_embed.py` and `test_scoring.py` send them."""
 
 SUBMITS = {path for path, intent in INTENTS.items() if intent == "execute"} | {"/inference/v1/generate"}
 """What is answered by an engine: also what was rendered elsewhere, for which nothing is rendered here."""
@@ -75,7 +81,7 @@ async def test_the_agents_apis_give_the_prompt_of_the_chat(app: Rig) -> None:
 
 def test_every_route_that_takes_a_body_has_its_intent_in_the_table_E2(app: Rig) -> None:
     posting = {path for path, operations in app.app.openapi()["paths"].items() if "post" in operations}
-    assert posting == INTENTS.keys() | FORMS.keys()
+    assert posting == INTENTS.keys() | FORMS.keys() | POOLING.keys()
 
 
 @pytest.mark.parametrize("path", INTENTS)

@@ -448,6 +448,29 @@ async def test_a_store_that_hangs_delays_an_answer_once_and_gets_the_name_when_i
     assert [await meant(world, 0), await meant(world, 1)] == [1, 1]
 
 
+async def test_names_that_wait_for_the_store_are_bounded_and_those_left_out_are_written_when_they_are_used_again_S21(
+    parts_renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_names, "_MAX_WAITING", 3)
+    world = World(parts_renderer)
+    for number in range(FRONTENDS):
+        await world.start(number)
+    shared = world.pipelines[0].files.shared
+    assert shared is not None
+    for number in range(5):
+        await world.begin(0, TENANTS[0], f"name {number}", 1)
+    await settle()
+    assert (len(shared._writing), shared._waiting) == (3, {"acme": 3})
+    assert {value for metric, value, _ in shared.samples() if "unshared" in metric.name} == {2}
+    await world.drain()
+    assert (len(shared._writing), shared._waiting) == (0, {"acme": 0})
+    assert len(world.bucket) == 3 + 1  # and the probe
+    for number in range(5):
+        await world.begin(0, TENANTS[0], f"name {number}")
+        await world.drain()
+    assert len(world.bucket) == 5 + 1
+
+
 async def test_what_the_store_has_lost_is_written_again_by_who_uses_it(parts_renderer: ChatRenderer) -> None:
     world = World(parts_renderer)
     for number in range(FRONTENDS):

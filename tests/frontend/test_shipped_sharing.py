@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.frontend.shipped import DrawnPool, shipped
 from tests.frontend.test_urls import CHAT, body
 from tests.media.origin import origin, reply
 from tests.render.conftest import folder
+from tests.waiting import until
 
 __all__ = ["folder"]
 
@@ -32,6 +34,9 @@ async def test_frontends_fetch_a_url_once_with_a_store_and_each_without(
         pools = [DrawnPool() for _ in range(FRONTENDS)]
         media_store = MediaStoreSettings(location)
         async with shipped(tmp_path, folder, *pools, media_store=media_store, fetch=fetch) as world:
+            if store == "shared":
+                fetches: list[Any] = [one.service.serving().pipeline.fetch for one in world.frontends]
+                await until(lambda: all(one.__self__._shared._store._files._is_ready for one in fetches))
             if store == "gone":
                 (tmp_path / "store").rename(tmp_path / "elsewhere")
                 (tmp_path / "store").write_text("no folder")

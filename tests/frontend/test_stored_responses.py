@@ -25,6 +25,7 @@ from semel.store.names import owner_name
 from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 from tests.effort import examples
+from tests.frontend.agents import Answer
 from tests.frontend.conversing import ANSWERS, RESPONSES, TENANTS, TTL_S, Conversing, Life, conversing, final_of, image
 from tests.frontend.test_documents import LIMITS, Desk, data_url
 from tests.render.drawn import drawn
@@ -233,7 +234,8 @@ async def test_a_document_is_stored_as_one_file_and_continued_with_all_its_pages
         pipeline = replace(serving.pipeline, process=process, documents=Documents(Desk().count, LIMITS))
         one.service.begin(ServedModel(serving.fleet, serving.contract, pipeline))
     document = {"type": "input_file", "file_data": data_url(), "page_range": "1-3"}
-    content = [image(1), document, image(2), document, {"type": "input_text", "text": "look"}]
+    same = {"type": "file", "file": {"file_data": data_url(), "page_range": "1-3"}}  # as in a chat
+    content = [image(1), document, image(2), same, {"type": "input_text", "text": "look"}]
     first = await create(world, input=[{"role": "user", "content": content}])
     asked = world.prompt()
     assert first["store"] is True
@@ -243,6 +245,7 @@ async def test_a_document_is_stored_as_one_file_and_continued_with_all_its_pages
     ids = [part["file_id"] for part in item["content"][:4]]
     assert [part["type"] for part in item["content"][:4]] == kinds
     assert ids[1] == ids[3] and len(set(ids)) == 3
+    assert item["content"][1] == item["content"][3]
     assert not [part for part in item["content"] if "file_data" in part]
     await create(world, 1, input="again", previous_response_id=first["id"])
     assert world.prompt()[1] == asked[1]
@@ -255,6 +258,22 @@ async def test_instructions_are_not_carried_over(world: Conversing) -> None:
     assert world.last is not None
     decoded = world.frontends[1].pipeline.tokenizer.decode(world.last.prompt.token_ids)
     assert "pirate" not in decoded and "hello there" in decoded
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_what_goes_on_with_the_assistant_is_as_if_the_client_had_sent_all(
+    world: Conversing, answer: Answer
+) -> None:
+    world.answer = answer
+    first = await create(world)
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "a cat"}
+    for begun in ([call], [{"role": "assistant", "content": "so"}, call], [{"role": "assistant", "content": "so"}]):
+        new = [*begun, result]
+        await create(world, 1, input=new, previous_response_id=first["id"], instructions="be brief", store=False)
+        continued = world.prompt()
+        await create(world, input=[*LOOK["input"], *first["output"], *new], instructions="be brief", store=False)
+        assert continued == world.prompt()
 
 
 async def test_tokens_are_counted_with_what_is_continued(world: Conversing) -> None:

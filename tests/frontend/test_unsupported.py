@@ -12,7 +12,7 @@ from tests.frontend.asgi import Exchange, stream_of
 from tests.frontend.rig import Rig
 
 VLLM_FRONTDOOR = {
-    *("/v1/responses/{response_id}/cancel", "/v1/embeddings", "/pooling", "/score", "/rerank", "/classify"),
+    *("/v1/responses/{response_id}/cancel", "/generative_scoring"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
 
@@ -44,7 +44,7 @@ async def test_nothing_of_a_request_that_is_not_supported_is_read_S18(app: Rig) 
             pulled.append(True)
             yield b"x" * 65_536
 
-    await exchange.run(app.app, "/v1/embeddings", stream_of(endless()))
+    await exchange.run(app.app, "/v1/moderations", stream_of(endless()))
     assert (exchange.status, exchange.code, pulled) == (404, NOT_SUPPORTED, [])
 
 

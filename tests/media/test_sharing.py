@@ -16,19 +16,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from obstore.store import MemoryStore
 
-from semel.core import Tenant
+from semel.core import Digest, Tenant
 from semel.errors import MediaNotAllowed, MediaUnavailable, TooManyBytes
+from semel.frontend.budget import Budget
 from semel.media.fetch import sharing
 from semel.media.fetch.fetch import Fetcher
 from semel.media.fetch.freshness import Freshness
 from semel.media.fetch.responses import StoredResponse
 from semel.media.fetch.url import WebUrl, parse_url
+from semel.store import responses as stored_fetches
 from semel.store.objects import BucketObjects
 from semel.store.responses import BucketResponses
 from semel.store.upload import FRONTEND, Payer
 from tests.media.origin import TENANT, Names, Origin, Seen, fetcher, get, head, origin, reply
-from tests.store.stores import MIB, Clock, FaultyObjects, on_disk, responses_over, store_over
+from tests.store.stores import MIB, Clock, FaultyObjects, HungDisk, on_disk, responses_over, store_over
 from tests.waiting import until
 
 BOB = Tenant("bob")
@@ -308,6 +311,53 @@ async def test_a_store_that_hangs_delays_a_tenant_s_fetches_once(
     assert fleet.counted("fetches_unshared_total") == 20
 
 
+class HungRecords(HungDisk):
+    """A disk that hangs with anything but leases."""
+
+    async def put_async(self, path: str, data: bytes, **options: Any) -> Any:  # type: ignore[override]
+        kind = MemoryStore if options.get("mode") == "create" else HungDisk
+        return await kind.put_async(self, path, data, **options)
+
+
+async def test_what_a_hanging_store_still_writes_stays_charged_when_the_request_has_ended_S18(
+    fleet: Frontends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "_PATIENCE_S", 0.05)
+    fleet.server["/a"] = slowly(b"x" * 10_000, **CACHED)
+    fetching = await fleet.start(BucketObjects(disk := HungRecords(), 10.0))
+    budget = Budget()
+    with budget.open("alice") as account:
+        await get(fetching, fleet.server.url("/a"), spend=account.take, pin=account.pin)
+        assert disk.writes == 1
+    assert budget.in_flight == 10_000
+    disk.woken.set()
+    await until(lambda: budget.in_flight == 0)
+
+
+async def test_few_records_are_made_at_a_time_while_the_store_is_slow_S21(
+    fleet: Frontends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "_PATIENCE_S", 20.0)
+    monkeypatch.setattr(stored_fetches, "_MAX_PACKED", 30_000)
+    pack, made = BucketResponses._pack, list[int]()
+
+    def packed(self: BucketResponses, digest: Digest, response: StoredResponse) -> bytes:
+        made.append(len(response.data))
+        return pack(self, digest, response)
+
+    monkeypatch.setattr(BucketResponses, "_pack", packed)
+    for number in range(10):
+        fleet.server[f"/{number}"] = slowly(b"x" * 10_000, **CACHED)
+    fetching = await fleet.start(BucketObjects(disk := HungRecords(), 20.0))
+    fetches = asyncio.gather(*(get(fetching, fleet.server.url(f"/{number}")) for number in range(10)))
+    await until(lambda: len(fleet.server.seen) == 10 and disk.writes >= 3)
+    await asyncio.sleep(0.1)  # more would be made at once
+    assert made == [10_000] * 3
+    disk.woken.set()
+    await fetches
+    assert len(made) == 10
+
+
 @pytest.mark.parametrize("left_s", [0.3, -5.0, 1e9, math.nan])
 async def test_a_lease_that_was_left_behind_delays_others_once(
     fleet: Frontends, monkeypatch: pytest.MonkeyPatch, left_s: float
@@ -324,6 +374,17 @@ async def test_a_lease_that_was_left_behind_delays_others_once(
     before = len(fleet.server.seen)
     assert await asyncio.gather(*(get(fetching, url) for fetching in frontends)) == [b"cat"] * 3
     assert len(fleet.server.seen) == before <= 3
+
+
+@pytest.mark.parametrize("ahead_s", [0.5, -0.5])
+async def test_equal_fetches_are_one_though_clocks_differ(fleet: Frontends, ahead_s: float) -> None:
+    fleet.server["/a"] = slowly(b"cat", 0.3, **CACHED)
+    frontends = [await fleet.start() for _ in range(3)]
+    fleet.responses[0]._clock = lambda: time.time() + ahead_s
+    first = asyncio.create_task(get(frontends[0], url := fleet.server.url("/a")))
+    await until(lambda: bool(fleet.server.seen))
+    assert await asyncio.gather(first, *(get(fetching, url) for fetching in frontends[1:])) == [b"cat"] * 3
+    assert len(fleet.server.seen) == 1
 
 
 async def test_a_lease_of_a_url_that_nobody_wants_any_more_is_swept(fleet: Frontends) -> None:
@@ -358,9 +419,9 @@ async def test_an_inspection_neither_uses_nor_fills_the_store(fleet: Frontends) 
 def not_writing_freshness_back(monkeypatch: pytest.MonkeyPatch) -> None:
     publish = sharing.SharedFetches._publish
 
-    async def mutant(self: Any, key: Any, stored: StoredResponse | None, response: StoredResponse) -> None:
+    async def mutant(self: Any, key: Any, stored: StoredResponse | None, *rest: Any) -> None:
         if stored is None:
-            await publish(self, key, stored, response)
+            await publish(self, key, stored, *rest)
 
     monkeypatch.setattr(sharing.SharedFetches, "_publish", mutant)
 

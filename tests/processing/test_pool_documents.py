@@ -75,7 +75,7 @@ async def test_a_page_with_too_many_tokens_is_refused_by_its_size_S29(pool: Pool
 
 async def test_pages_of_one_document_are_quarantined_by_themselves(pool: Pool) -> None:
     refusal = MediaUndecodable("page 2 crashes")
-    pool._deadly.quarantine(page(2), {}, refusal)
+    await pool._deadly.quarantine(page(2), {}, refusal)
     with pytest.raises(MediaUndecodable, match="page 2 crashes"):
         await pool.process(page(2))
     await pool.process(page(1))

@@ -184,6 +184,10 @@ TESTS: dict[int, tuple[str, ...]] = {
         "test_s33_door.py::test_no_route_is_added_to_vllms_server_that_answers_without_its_key_S33",
         "test_s33_door.py::test_the_listener_in_vllms_server_asks_for_the_keys_of_the_fleet_S33",
     ),
+    34: (
+        "test_s34_rl_routes.py::test_nothing_is_switched_without_the_admin_key_S34",
+        "test_s34_rl_routes.py::test_without_vllms_dev_mode_there_are_no_such_routes_S34",
+    ),
 }
 """By row: the tests without which it would be an empty promise. Their controls are among them."""
 

@@ -58,9 +58,9 @@ async def check_a_crash_costs_one_request(pool: Pool, media: Media, monkeypatch:
     statuses: list[int] = []
     died = Pool._died
 
-    def dying(self: Pool, job: Any, status: int) -> Any:
+    async def dying(self: Pool, job: Any, status: int) -> Any:
         statuses.append(status)
-        return died(self, job, status)
+        return await died(self, job, status)
 
     monkeypatch.setattr(Pool, "_died", dying)
     beside = [asyncio.create_task(pool.process(picture((1, 2, number)))) for number in range(8)]
@@ -84,7 +84,7 @@ async def test_media_that_crash_their_process_cost_one_request_and_are_not_given
 class Forgetful(Quarantine):
     """Whatever ended a process is tried again."""
 
-    def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
+    async def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
         del media, options, tenant
         return None
 

@@ -37,6 +37,7 @@ from semel.wire.messages import (
     Hello,
     Message,
     Need,
+    Pooled,
     Proof,
     Refusal,
     Resume,
@@ -64,6 +65,7 @@ FULL: Final = Delta(
         cached_tokens=16,
         created_cache_tokens=0,
         prompt_logprobs=(None, {9: (-1.5, 2, "y")}),
+        weight_versions=(("default", 0, 3), ("step-1", 3, 4)),
     ),
 )
 """With every field that a delta can have."""
@@ -87,9 +89,10 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (Drain(), ()),
     (Accepted("r1"), ()),
     (Deltas((Delta("r1", 0, "hé", (5, 6)), Delta("r2", 1, "", (), "stop", ({5: -0.5, 6: -1.5},)), FULL)), ()),
+    (Pooled("r1", (2, 3), b"\0\0\x80?" * 6, "stop", 16), ()),
     (Failed("r1", 500, "feature_rejected", "too large"), ()),
     (Draining(), ()),
-    (to_status(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6), ()),
+    (to_status(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6, True), ()),
     (Need("r1", (digest_of(5),)), ()),
     (Forget(), ()),
 )

@@ -25,6 +25,7 @@ from semel.wire.translation import to_submit
 from semel.wire.zmq import LinkSession
 from semel.wire.zmq import listener as listener_module
 from semel.worker import worker as worker_module
+from semel.worker.requests import Request
 from semel.worker.worker import Worker
 from tests.effort import examples
 from tests.waiting import until
@@ -317,7 +318,7 @@ async def test_nothing_is_left_when_all_is_answered_D3(three: Rig) -> None:
     await until(lambda: not any(one.memory.leases for one in three.frontends if one.memory is not None))
 
 
-class _KeepsItsTask(worker_module._Request):
+class _KeepsItsTask(Request):
     def __setattr__(self, name: str, value: object) -> None:
         if name != "task" or value is not None:
             super().__setattr__(name, value)
@@ -329,7 +330,7 @@ async def test_a_request_that_is_cancelled_lets_its_features_go_without_a_garbag
 ) -> None:
     """A worker seldom collects. The mutant's task has its cancellation, whose frames have the request with the task."""
     if is_mutant:
-        monkeypatch.setattr(worker_module, "_Request", _KeepsItsTask)
+        monkeypatch.setattr(worker_module, "Request", _KeepsItsTask)
     async with rig(tmp_path, shared_items=6) as made:
         (frontend,) = made.frontends
         memory, submitted = frontend.memory, asyncio.Event()

@@ -2,12 +2,13 @@
 
     python -m tools.engine.rl_loop                                          # 3 steps, 16 samples of each of 20 images
     python -m tools.engine.rl_loop --steps 2 --samples 4 --images 6         # smaller
+    python -m tools.engine.rl_loop --served                                 # only `semel serve`, with new weights
 
 Each step samples answers to the same images: a third with `n` in one raw prompt, a third as raw prompts at once, a
 third as chats at once. Some samples are still running when it ends: generation is paused, which aborts them and empties
 the caches for new weights, and resumed. Plain vLLM with its item cache, without it (as verl runs it), and with
 `SEMEL=1`, which fails if it decodes an image twice between two pauses, if it does not preprocess each exactly once, or
-if a sample fails.
+if a sample fails. At last through `semel serve` (`rl_served`), whose weights are updated after each step.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from semel.lab.testing.models import build
 from semel.vllm_plugin.counters import COUNTS
 from tests.engine.parity import draw_image, image_part
 from tools.engine.children import json_of
+from tools.engine.rl_served import faults_of_served, served_loop
 
 __all__ = ["Loop", "Mode", "faults_of"]
 
@@ -224,6 +226,16 @@ def compare(steps: int, samples: int, images: int) -> list[str]:
     return faults_of(loop)
 
 
+def serve(steps: int, samples: int, images: int) -> list[str]:
+    """Run the loop through `semel serve`, show a row and what the encoder did, and return what is wrong."""
+    with tempfile.TemporaryDirectory(prefix="rl-served-") as scratch:
+        loop = served_loop(build("qwen2-vl", Path(scratch) / "model"), Path(scratch), steps, samples, images)
+    counts = f"{loop.decodes} | {loop.preprocessings} | {images * steps} | {loop.samples} | {len(loop.failures)}"
+    sys.stdout.write(f"| semel serve, new weights in place | {counts} | {loop.seconds:.1f} |\n")
+    sys.stdout.write(f"    {loop.encodes} encodes; {loop.aborted} samples were aborted by pauses\n")
+    return faults_of_served(loop)
+
+
 def main() -> None:
     """Run all modes, or the one of this process."""
     if sys.argv[1:2] == ["--in"]:
@@ -235,8 +247,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--images", type=int, default=20)
+    parser.add_argument("--served", action="store_true")
     options = parser.parse_args()
-    faults = compare(options.steps, options.samples, options.images)
+    sizes = options.steps, options.samples, options.images
+    faults = [*([] if options.served else compare(*sizes)), *serve(*sizes)]
     sys.exit("\n".join(faults) or 0)
 
 

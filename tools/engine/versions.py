@@ -47,9 +47,15 @@ BENCH_NAMES: Final = tuple(
     for module, names in (
         ("distributed.device_communicators.shm_object_storage", "SingleWriterShmObjectStorage"),
         ("distributed.device_communicators.shm_object_storage", "SingleWriterShmRingBuffer"),
+        (
+            "distributed.weight_transfer.base",
+            "WeightTransferEngine WeightTransferInitInfo WeightTransferUpdateInfo",
+        ),
+        ("distributed.weight_transfer.factory", "WeightTransferEngineFactory"),
         ("entrypoints.cli.serve", "ServeSubcommand"),
         ("entrypoints.openai", "api_server run_batch"),
         ("entrypoints.serve.utils.api_utils", "cli_env_setup"),
+        ("model_executor.model_loader.reload", "finalize_layerwise_reload initialize_layerwise_reload"),
         ("multimodal.inputs", "MultiModalFeatureSpec"),
         ("multimodal.utils", "get_mm_features_in_window"),
         ("renderers", "renderer_from_config"),

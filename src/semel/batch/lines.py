@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from blake3 import blake3
 
 from semel.errors import ConfigError, InvalidRequest
 
-__all__ = ["BatchFile", "BatchRequest", "Line", "replaced_urls"]
+__all__ = ["BatchFile", "BatchRequest", "Line", "check_file", "replaced_urls"]
 
 _MEDIA_FIELDS: Final = frozenset(
     {"audio_url", "data", "file_data", "file_id", "file_url", "image_url", "url", "video_url"}
@@ -85,9 +86,13 @@ class BatchFile:
     def open(cls, path: Path) -> Self:
         """Open a file; a `ConfigError` says why that cannot be."""
         try:
-            return cls(path.open("rb"))
+            check_file(path)
+            file = path.open("rb")
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
+        return cls(file)
 
     def read(self, count: int, is_done: Callable[[int, int], bool]) -> list[Line]:
         """Read on; return those of the next `count` lines that are not done, by their numbers and digests."""
@@ -115,6 +120,12 @@ class BatchFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def check_file(path: Path) -> None:
+    """Refuse a device or a pipe: both files of a batch are read from their beginning, more than once."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no regular file: name one")
 
 
 def replaced_urls(body: Any, replace: Callable[[str], str]) -> Any:

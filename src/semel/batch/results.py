@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Final, Self
 
 import msgspec
 
-from semel.batch.lines import Line
-from semel.errors import ConfigError
+from semel.batch.lines import Line, check_file
+from semel.errors import ConfigError, ServiceError
 
 __all__ = ["Results"]
 
@@ -50,6 +50,7 @@ class Results:
     def open(cls, path: Path) -> Self:
         """Open a file or make it. A `ConfigError` says that it is in use, or is no file of results."""
         try:
+            check_file(path)
             results = cls(path.open("a+b", buffering=0))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
@@ -71,12 +72,17 @@ class Results:
         return known != 0
 
     def put(self, line: Line, custom_id: str | None, response: dict[str, Any] | None, error: Any = None) -> None:
-        """Write the result of a line."""
+        """Write the result of a line: all of it, or a `ServiceError` says why that cannot be."""
         name = f"{_PREFIX}{line.number}_{line.digest:016x}"
         result = {"id": name, "custom_id": custom_id, "response": response, "error": error}
         data = memoryview(json.dumps(result, separators=(",", ":")).encode() + b"\n")
-        while data:
-            data = data[self._file.write(data) :]
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as failed:
+            os.ftruncate(self._file.fileno(), end)  # another result may follow, and would be on the same line
+            raise ServiceError(f"{self._file.name}: {failed.strerror}; then the same command goes on") from None
         self._note(line.number, line.digest, is_good=response is not None and response["status_code"] == 200)
 
     def close(self) -> None:

@@ -201,12 +201,16 @@ class _Batch:
         """Return the body to send: that of the line, with the bytes of files in the place of their URLs."""
         if self._read_file is None or b"file:" not in bytes(request.body).lower():
             return bytes(request.body)
-        body = msgspec.json.decode(request.body)
         urls: dict[str, str] = {}
-        replaced_urls(body, lambda url: urls.setdefault(url, ""))
-        for one in urls:
-            urls[one] = await self._read_file(one)
-        return json.dumps(replaced_urls(body, urls.__getitem__), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        try:
+            body = msgspec.json.decode(request.body)
+            replaced_urls(body, lambda url: urls.setdefault(url, ""))
+            for one in urls:
+                urls[one] = await self._read_file(one)
+            body = replaced_urls(body, urls.__getitem__)
+            return json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except RecursionError:
+            raise InvalidRequest("the body is nested too deeply for the URLs of files in it to be replaced") from None
 
     async def _post(self, client: httpx.AsyncClient, url: str, content: bytes) -> httpx.Response:
         """Send a request until it is answered or given up; the last error of its connection is raised."""
@@ -278,8 +282,8 @@ async def _pause(seconds: float) -> None:
 def _retry_after_s(response: httpx.Response | None) -> float | None:
     """Return the seconds that a server asks for; a date is not read."""
     with contextlib.suppress(ValueError):
-        if response is not None:
-            return min(float(response.headers.get("retry-after", "")), _MAX_PAUSE_S)
+        if response is not None and (seconds := float(response.headers.get("retry-after", ""))) > 0:
+            return min(seconds, _MAX_PAUSE_S)
     return None
 
 
@@ -303,7 +307,7 @@ def _file_reader(settings: BatchSettings) -> Callable[[str], Awaitable[str]] | N
     """Return what reads a file of the folder by its URL, as a data URL; None if no folder is named."""
     if settings.allowed_local_media_path is None:
         return None
-    from semel.media.fetch.fetch import read_file
+    from semel.media.fetch.local import read_file
     from semel.media.fetch.policy import MediaPolicy
     from semel.media.fetch.url import FileUrl, parse_url
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -40,9 +41,17 @@ def run(settings: BatchSettings, flags: Sequence[str], *, serve: Sequence[str] =
         )
     if settings.model is not None and settings.base_url is not None:
         raise ConfigError("MODEL starts a server, and --base-url names one that runs: leave one of them out")
-    if settings.base_url is not None and not settings.base_url.startswith(("http://", "https://")):
+    if settings.base_url is not None and not _is_url(settings.base_url):
         raise ConfigError(f"--base-url {settings.base_url}: write http://HOST:PORT or https://HOST")
     return asyncio.run(_run(settings, [*serve, settings.model or "", *flags]))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of its port, or of an IPv6 address
+        return False
 
 
 async def _run(settings: BatchSettings, serve: Sequence[str]) -> int:

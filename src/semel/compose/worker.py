@@ -23,7 +23,15 @@ from semel.engine.owner import owning
 from semel.errors import EngineHung
 from semel.fairness.turns import EngineWindow
 from semel.key_files import ProcessKeys, admin_key_file, process_keys
-from semel.settings.environment import SERVICE_NAME, TRACES_PROTOCOL, default_folder, default_variable, trace_collector
+from semel.settings.environment import (
+    DEV_MODE,
+    SERVICE_NAME,
+    TRACES_PROTOCOL,
+    default_folder,
+    default_variable,
+    is_dev_mode,
+    trace_collector,
+)
 from semel.settings.secrets import embedding_store_nodes, read_admin_key
 from semel.settings.worker import EncoderSettings, WorkerSettings
 from semel.shutdown import ShutdownSignal
@@ -68,6 +76,7 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
     """Embed an engine with these flags of vLLM's and serve it until SIGTERM; raises if the engine dies."""
     if (admin_key := admin_key_file(settings)) is not None:
         read_admin_key(admin_key)  # a bad one is refused now, and not when the engine is loaded
+    is_dev_mode()  # likewise
     keys = process_keys(settings.key_file, settings.key_dir, "worker")
     collector = trace_collector(settings.logs.otlp_traces_endpoint)
     began = time.monotonic()
@@ -194,12 +203,16 @@ async def _admin(
     from semel.web.host_check import HostCheck, allowed_hosts_at
     from semel.web.server import HttpServer
     from semel.worker.admin import AdminKey, create_admin_app
+    from semel.worker.control import WorkerControl
 
     host, port, path = settings.metrics_host, settings.admin.admin_port, admin_key_file(settings)
     assert port is not None
     key = AdminKey(None if path is None else read_admin_key(path))
     if key.is_set and engine.injection_refusal:
         logger.warning("nothing can be injected: %s", engine.injection_refusal)
+    control = WorkerControl(engine.control, worker) if is_dev_mode() else None
+    if control is not None:
+        logger.warning("%s is set: the admin key can pause the engine and change its weights", DEV_MODE)
     lookups = CacheLookups()
     for read in (
         page.samples,
@@ -217,7 +230,7 @@ async def _admin(
         engine.count_items(1, int(hit))
 
     app: ASGIApp = create_admin_app(
-        engine, meter, key=key, count=count, reset=worker.reset, reason=lambda: worker.reason
+        engine, meter, key=key, count=count, reset=worker.reset, reason=lambda: worker.reason, control=control
     )
     if hosts := allowed_hosts_at(host, (), has_keys=False):
         app = HostCheck(app, hosts)

@@ -8,14 +8,18 @@ from semel.core.keyring import MIN_KEY_CHARS, Keyring, is_key
 from semel.core.layout import TOKEN_BYTES, Assembly, AssemblyKind, Layout, pack_token_ids, unpack_token_ids
 from semel.core.lru import LruMap
 from semel.core.options import MEDIA_IO, VIDEO_OPTIONS, item_options, split_options, with_media_io
+from semel.core.pooling import FLOAT_BYTES, POOLING_TASKS, PairForm, PoolingModel, PoolingOutput, PoolingTask
 from semel.core.prompt import Item, Mask, Media, Modality, Page, Placeholder, Prompt, Timeline
-from semel.core.submission import AnswerParsing, Output, PromptLogprob, Submission, Trace
+from semel.core.submission import DEFAULT_WEIGHTS, AnswerParsing, Output, PromptLogprob, Submission, Trace
 
 __all__ = [
+    "DEFAULT_WEIGHTS",
     "DTYPE_BYTES",
+    "FLOAT_BYTES",
     "FORM_DTYPES",
     "MEDIA_IO",
     "MIN_KEY_CHARS",
+    "POOLING_TASKS",
     "PROBE_BYTES",
     "TOKEN_BYTES",
     "VIDEO_OPTIONS",
@@ -42,7 +46,11 @@ __all__ = [
     "Origin",
     "Output",
     "Page",
+    "PairForm",
     "Placeholder",
+    "PoolingModel",
+    "PoolingOutput",
+    "PoolingTask",
     "PrefetchedOutput",
     "Probes",
     "Prompt",

@@ -14,6 +14,7 @@ from blake3 import blake3
 from msgspec import UNSET, UnsetType
 
 from semel.core.feature import Feature, Tensor
+from semel.core.pooling import PoolingModel
 from semel.core.prompt import Modality
 from semel.errors import FeatureRejected
 
@@ -204,6 +205,14 @@ class Contract:
 
     cell: str | UnsetType = UNSET
     """The cell that the worker belongs to, if there are several. Without one, nothing of it is sent."""
+
+    pooling: PoolingModel | UnsetType = UNSET
+    """The form of its answers, of a model that pools (vLLM: `--runner pooling`). One that generates sends nothing."""
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The most tokens of a prompt: an answer of tokens needs room for one at least."""
+        return self.max_tokens - (self.pooling is UNSET)
 
     def check(self, feature: Feature) -> None:
         """Reject a feature with wrong names, dtypes, shapes or size."""

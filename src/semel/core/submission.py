@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
 from semel.core.digest import Digest
 from semel.core.embedding import PrefetchedOutput
 from semel.core.feature import Feature
+from semel.core.pooling import PoolingOutput
 from semel.core.prompt import Prompt
 
-__all__ = ["AnswerParsing", "Output", "PromptLogprob", "Submission", "Trace"]
+__all__ = ["DEFAULT_WEIGHTS", "AnswerParsing", "Output", "PromptLogprob", "Submission", "Trace"]
 
 
 class Trace(Struct, frozen=True, array_like=True):
@@ -53,6 +54,9 @@ class AnswerParsing:
     """True if the answer is parsed incrementally."""
 
 
+DEFAULT_WEIGHTS: Final = "default"
+"""The version of weights that nobody has named, as vLLM calls it."""
+
 PromptLogprob = tuple[float, int | None, str | None]
 """The log probability of a token, its rank, and its text."""
 
@@ -67,7 +71,7 @@ class Submission:
     """Features of the items that the engine may lack. The prompt refers to every other item by its digest."""
 
     sampling: Mapping[str, object] = field(default_factory=dict)
-    """Sampling parameters under the engine's own names."""
+    """Sampling parameters under the engine's own names; pooling parameters, if `task` is one of them."""
 
     cache_salt: str | None = None
     """Separates the request's prefixes in the engine's prefix cache from those of other salts."""
@@ -87,6 +91,11 @@ class Submission:
 
     prefetched_outputs: tuple[PrefetchedOutput, ...] = ()
     """Encoder outputs that the worker has fetched for this request: the engine need not encode these items."""
+
+    @property
+    def pools(self) -> bool:
+        """Return whether the answer is a pooling output instead of tokens."""
+        return "task" in self.sampling
 
 
 class Output(Struct, frozen=True):
@@ -125,3 +134,10 @@ class Output(Struct, frozen=True):
 
     prompt_logprobs: tuple[Mapping[int, PromptLogprob] | None, ...] | None = None
     """For each token of the prompt, if requested; set on the first output."""
+
+    weight_versions: tuple[tuple[str, int, int], ...] | None = None
+    """The weights that sampled the tokens of the sequence: their version, the first token, and the one after the last.
+    Set on the last output, unless they all are those of the start (`DEFAULT_WEIGHTS`)."""
+
+    pooling: PoolingOutput | None = None
+    """What was pooled, or a piece of it, of a submission that `pools`; then there is nothing else."""

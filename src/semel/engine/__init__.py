@@ -1,5 +1,5 @@
 """Engines: the protocol, and in `semel.engine.vllm` all contact with vLLM."""
 
-from semel.engine.protocol import Engine, ItemCacheWatcher, Stream
+from semel.engine.protocol import Engine, EngineControl, ItemCacheWatcher, Stream
 
-__all__ = ["Engine", "ItemCacheWatcher", "Stream"]
+__all__ = ["Engine", "EngineControl", "ItemCacheWatcher", "Stream"]

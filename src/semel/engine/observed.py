@@ -36,7 +36,8 @@ class Observed:
             return None
         prompt = submission.prompt
         encoded = 0 if prompt.encoder_token_ids is None else len(prompt.encoder_token_ids)
-        span.set_attribute("gen_ai.operation.name", "text_completion" if submission.parsing is None else "chat")
+        answered = "text_completion" if submission.parsing is None else "chat"
+        span.set_attribute("gen_ai.operation.name", "embeddings" if submission.pools else answered)
         span.set_attribute("gen_ai.request.model", model)
         for name, attribute in _SAMPLING.items():
             if isinstance(value := submission.sampling.get(name), int | float):

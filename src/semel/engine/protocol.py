@@ -10,15 +10,38 @@ lends blocks to outputs that it has fetched for requests, and reads outputs that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from semel.core import Contract, Digest, Feature, FeatureInfo, Form, Output, PrefetchedOutput, Submission
 from semel.engine.progress import StepWatch
 from semel.engine.tier_events import TierEvent
 
-__all__ = ["CachedOutput", "Engine", "ItemCacheWatcher", "StagedOutput", "Stream", "Tier"]
+__all__ = [
+    "CachedOutput",
+    "Engine",
+    "EngineControl",
+    "ItemCacheWatcher",
+    "PauseMode",
+    "StagedOutput",
+    "Stream",
+    "Tier",
+    "WeightUpdate",
+]
+
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of requests that run when an engine pauses. Those that come later wait for it to go on."""
+
+WeightUpdate = Literal[
+    "init_weight_transfer_engine",
+    "shutdown_weight_transfer_engine",
+    "start_weight_update",
+    "start_draft_weight_update",
+    "update_weights",
+    "finish_weight_update",
+]
+"""A step of vLLM's protocol of weight transfer."""
 
 
 class Stream(Protocol):
@@ -50,7 +73,7 @@ class ItemCacheWatcher(Protocol):
 
 
 class Engine(Protocol):
-    """A generator of text from submissions.
+    """A generator of text from submissions, or of pooling outputs if its contract says so.
 
     Every method may be called from any task of one event loop. A submission that breaks the contract is refused with
     `FeatureRejected` and leaves no trace in the engine.
@@ -108,6 +131,84 @@ class Engine(Protocol):
 
     def kill(self) -> None:
         """End the engine's processes at once, also stopped ones: nothing is awaited. `close` is called all the same."""
+        ...
+
+
+class EngineControl(Protocol):
+    """Pause, sleep and new weights of an engine, by the names of vLLM's server.
+
+    After a call that may have changed a weight nothing is used that was made with the weights of before. A call that
+    fails in the engine raises `EngineFailed`.
+    """
+
+    async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        """Let the engine make no more steps: `abort` its requests, `wait` until they have ended, or `keep` them."""
+        ...
+
+    async def resume(self) -> None:
+        """Let the engine go on."""
+        ...
+
+    async def is_paused(self) -> bool:
+        """Return whether the engine makes no steps."""
+        ...
+
+    async def sleep(self, level: int, mode: PauseMode) -> None:
+        """Pause (0), and move the weights to the host's memory (1) or discard them (2)."""
+        ...
+
+    async def wake_up(self, tags: Sequence[str] | None) -> bool:
+        """Take the memory with these tags back, or all; returns whether the engine goes on."""
+        ...
+
+    async def is_sleeping(self) -> bool:
+        """Return whether the engine sleeps at any level, 0 included."""
+        ...
+
+    async def release_kv_cache_memory(self) -> None:
+        """Give the memory of the KV cache back."""
+        ...
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """End requests as they are; their answers say `abort`."""
+        ...
+
+    async def update_weights(self, step: WeightUpdate, info: Any = None) -> None:
+        """Do a step of vLLM's protocol of weight transfer."""
+        ...
+
+    async def collective_rpc(
+        self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float | None
+    ) -> list[Any]:
+        """Call a method of all worker processes, if it is an allowed one; an `InvalidRequest` names these."""
+        ...
+
+    async def set_weight_version(self, version: str) -> None:
+        """Name the weights."""
+        ...
+
+    async def weight_version(self) -> str:
+        """Return the name of the weights."""
+        ...
+
+    async def weight_checksums(self) -> list[Mapping[str, str]]:
+        """Return the checksums of the parameters in each worker process."""
+        ...
+
+    def world_size(self, *, include_dp: bool) -> int:
+        """Return the number of worker processes."""
+        ...
+
+    async def forget_prefixes(self, *, in_connector: bool) -> None:
+        """Forget the prefixes, in a connector as well if asked for."""
+        ...
+
+    async def forget_items(self) -> None:
+        """Forget the items."""
+        ...
+
+    async def forget_outputs(self) -> None:
+        """Forget encoder outputs and prefixes."""
         ...
 
 

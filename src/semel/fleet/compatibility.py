@@ -50,6 +50,7 @@ _REMEDIES: Final[Mapping[str, tuple[RefusalReason, str]]] = {
     "max_items": ("limits", "start both with the same --limit-mm-per-prompt"),
     "max_embeds": ("limits", "start both with the same --max-num-batched-tokens"),
     "max_tokens": ("limits", "start both with the same --max-model-len"),
+    "pooling": ("answers", "start both with the same --runner, --convert and --pooler-config"),
     "weights": ("weights", "give both the same weights, --revision, --load-format and --quantization"),
     "tool_call_parser": ("parsers", "start both with the same --tool-call-parser"),
     "enable_auto_tool_choice": ("parsers", "start both with --enable-auto-tool-choice, or neither"),
@@ -98,9 +99,9 @@ def cell_difference(ours: str | None, worker: Contract) -> Difference | None:
 def contract_id(contract: Contract) -> str:
     """Return a short hash of what has to be the same for equal answers; patches of libraries may differ."""
     compared = {
-        field.name: getattr(contract, field.name)
+        field.name: value
         for field in fields(Contract)
-        if field.name not in _MAY_DIFFER | {"probes"}
+        if field.name not in _MAY_DIFFER | {"probes"} and (value := getattr(contract, field.name)) is not UNSET
     }
     encoded = msgspec.json.encode(compared, order="deterministic")
     return blake2b(encoded, digest_size=_ID_BYTES).hexdigest()

@@ -68,6 +68,7 @@ class Fleet:
         self._by_name: dict[str, RemoteWorker] = {}
         self._serving = 0  # the set of those that serve
         self._serving_names: frozenset[str] = frozenset()
+        self._paused = 0  # of those that serve, the set of those whose engine is paused
         self._stale: set[RemoteWorker] = set()  # those whose load may be another than the balance knows
         self._incarnations: dict[str, bytes] = {}  # of the processes that were last met, by the names of workers
         self._check: ContractCheck | None = None
@@ -195,7 +196,7 @@ class Fleet:
         serving = self._serving & ~self._set_of(without) if without else self._serving
         if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
-        # If only ejected ones are left, one of them is still better than none.
+        # If only ejected or paused ones are left, one of them is still better than none.
         among = serving & ~self._left_out() or serving
         if among.bit_count() == 1:
             return self._by_number[among.bit_length() - 1]
@@ -312,11 +313,11 @@ class Fleet:
         return self._health.is_ejected(worker.name)
 
     def _left_out(self) -> int:
-        """Return the set of those that serve and get no requests, because they fail."""
+        """Return the set of those that serve and get no requests, because they fail or are paused."""
         if not self._health.has_ejected:
-            return 0
+            return self._paused
         names = self._health.left_out(self._serving_names, self._is_preparing)
-        return self._set_of(self._by_name[name] for name in names)
+        return self._paused | self._set_of(self._by_name[name] for name in names)
 
     def _is_preparing(self, name: str) -> bool:
         return self._preparing[self._by_name[name]].requests > 0
@@ -365,6 +366,7 @@ class Fleet:
             self._model = next(iter(self._admitted.values())).model
         self._serving = self._set_of(self._admitted)
         self._serving_names = frozenset(worker.name for worker in self._admitted)
+        self._paused = self._set_of(worker for worker in self._admitted if worker.is_paused)
         self._changed.set()
 
     def _reason_against(self, contract: Contract) -> Difference | None:

@@ -19,7 +19,7 @@ from semel.engine.observed import Observed
 from semel.errors import EngineDead, NotReady, SemelError, ServiceError, WorkerLost, error_for
 from semel.fleet.retry_policy import RetryPolicy, is_worker_fault
 from semel.render import MakeFeature
-from semel.wire.messages import Delta, Failed
+from semel.wire.messages import Delta, Failed, Pooled
 from semel.wire.outputs import to_output
 
 __all__ = [
@@ -205,7 +205,7 @@ class RemoteStream:
         error = error_for(failed.code, failed.message, self._fields)
         self.break_off(lost(is_death=True) if isinstance(error, EngineDead) else error)  # its worker goes too
 
-    def on_delta(self, delta: Delta) -> None:
+    def on_delta(self, delta: Delta | Pooled) -> None:
         """Take what the worker has generated."""
         if self._error is not None:  # it was ended here, and the worker does not know yet
             return
@@ -383,6 +383,8 @@ class BufferedAnswer(StreamedAnswer):
     @staticmethod
     def in_strides(submission: Submission) -> Submission:
         """Have the worker send the first token, and then some at a time, so that budgets and shares see it grow."""
+        if "task" in submission.sampling:  # it pools
+            return submission
         return replace(submission, sampling={"stream_interval": _STRIDE_TOKENS, **submission.sampling})
 
     async def _next(self) -> Output:
@@ -399,4 +401,5 @@ def output_bytes(output: Output) -> int:
     entries = 0
     for steps in (output.logprobs, output.texts, output.prompt_logprobs):
         entries += 0 if steps is None else sum(0 if step is None else len(step) for step in steps)
-    return _OUTPUT_BYTES + 4 * len(output.text) + 36 * len(output.token_ids) + _LOGPROB_BYTES * entries
+    pooled = 0 if output.pooling is None else len(output.pooling.data)
+    return _OUTPUT_BYTES + 4 * len(output.text) + 36 * len(output.token_ids) + _LOGPROB_BYTES * entries + pooled

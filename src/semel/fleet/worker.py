@@ -27,7 +27,7 @@ from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter, metrics
 from semel.wire.events import Closed, Event, Reset
 from semel.wire.keys import TransportKeys
-from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Resume, Status
+from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Pooled, Resume, Status
 from semel.wire.translation import to_announcement, to_submit
 from semel.wire.zmq import Connected, FrontendLink, LinkSession
 
@@ -77,6 +77,7 @@ class RemoteWorker:
         self._last_loss = ""  # it tries again and again, and is lost for the same reason each time: one line in the log
         self._session: LinkSession | None = None  # that of the ledger, from the event of its opening to that of its end
         self._was_hung = False
+        self.is_paused = False  # its engine makes no steps on purpose: what is submitted waits there
         self._forgetting: asyncio.TimerHandle | None = None  # until then a lost worker may come back, and go on
         self.on_change: Callable[[], None] = lambda: None  # called at once whenever the worker comes or goes
         self.on_load: Callable[[], None] = lambda: None  # called whenever its load may have changed
@@ -276,6 +277,8 @@ class RemoteWorker:
                 self._take_status(event)
             case Accepted() | Failed() | Need():
                 self._on_answer(event)
+            case Pooled():
+                self._on_delta(event)
             case Forget():
                 if self._on_forget is not None:
                     self._on_forget()
@@ -286,7 +289,7 @@ class RemoteWorker:
         self.sessions += 1
         self.generation = connected.generation
         self.incarnation = connected.incarnation
-        self._was_hung = False
+        self._was_hung = self.is_paused = False
         if self._forgetting is not None:
             self._forgetting.cancel()
             self._forgetting = None
@@ -299,6 +302,9 @@ class RemoteWorker:
 
     def _take_status(self, status: Status) -> None:
         self._ledger.announce(to_announcement(status))
+        if status.paused != self.is_paused:
+            self.is_paused = status.paused
+            self.on_change()
         self._others = max(0, status.running + status.waiting - len(self._unanswered))
         self.on_load()
         if not status.more:
@@ -308,7 +314,7 @@ class RemoteWorker:
         """Return what the link says of the last session when it opens another."""
         return None if (known := self._ledger.resume) is None else Resume(*known)
 
-    def _on_delta(self, delta: Delta) -> None:
+    def _on_delta(self, delta: Delta | Pooled) -> None:
         if (stream := self._streams.get(delta.request_id)) is not None:
             stream.on_delta(delta)
             if delta.finish_reason is not None and stream.is_answered:

@@ -35,8 +35,10 @@ from semel.frontend.routes.files import file_routes
 from semel.frontend.routes.generate import generation_routes
 from semel.frontend.routes.messages import messages_routes
 from semel.frontend.routes.openapi import DocumentedApp, DocumentedRoute, looks, probes
+from semel.frontend.routes.pooling import pooling_routes
 from semel.frontend.routes.render import inspection_routes
 from semel.frontend.routes.responses import responses_routes
+from semel.frontend.routes.scoring import scoring_routes
 from semel.frontend.routes.stored_responses import stored_response_routes
 from semel.frontend.routes.transcriptions import transcription_routes
 from semel.frontend.routes.unsupported import unsupported_routes
@@ -118,6 +120,8 @@ def create_app(
             *responses_routes(service),
             *messages_routes(service),
             *generation_routes(service),
+            *pooling_routes(service),
+            *scoring_routes(service),
             *transcription_routes(service),
             *file_routes(service),
             *inspection_routes(service),

@@ -219,8 +219,8 @@ class Account:
                 return
             if self._answer + nbytes > (limit := self._budget.limits.max_request_bytes):
                 raise InvalidRequest(
-                    f"the complete answer takes more than {limit:,} bytes: stream it, or ask for fewer tokens or log "
-                    "probabilities, or raise it with --max-request-media-bytes"
+                    f"the complete answer takes more than {limit:,} bytes: stream it, or ask for fewer tokens, inputs "
+                    "or log probabilities, or raise it with --max-request-media-bytes"
                 )
             self._make_room(nbytes)
             self._hold(self._charged + nbytes)

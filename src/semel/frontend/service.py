@@ -6,10 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
+
+from msgspec import UNSET
 
 from semel.cells.check import CELL_HEADER, CONTRACT_HEADER
-from semel.core import Contract, Modality
+from semel.core import Contract, Modality, PoolingModel, PoolingTask
 from semel.core.flag import MIB
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong, excerpt
 from semel.fleet.compatibility import contract_id
@@ -23,6 +25,9 @@ from semel.frontend.api.openai.requests import (
     TokenizeChatRequest,
     TokenizeTextRequest,
 )
+from semel.frontend.api.pooling.cohere_embed import CohereEmbedRequest
+from semel.frontend.api.pooling.requests import PoolingRequest
+from semel.frontend.api.pooling.score_requests import SCORING_REFUSED, RerankRequest, ScoreRequest
 from semel.frontend.api.responses.request import RESPONSES_REFUSED, ResponsesRequest
 from semel.frontend.api.shared.fields import REFUSED
 from semel.frontend.api.shared.unknown_fields import UnknownFields, UnknownFieldsMode
@@ -36,18 +41,25 @@ from semel.render import Pipeline, check_chars
 from semel.store.records import SealedRecords
 from semel.store.store import MediaStore
 
-__all__ = ["FrontendState", "ServedModel"]
+__all__ = ["SCORING_ROUTES", "FrontendState", "ServedModel"]
 
 _REQUESTS: Final = (
     *(ChatCompletionRequest, CompletionRequest, ResponsesRequest, MessagesRequest, GenerateRequest),
     *(TokenizeTextRequest, TokenizeChatRequest, DetokenizeRequest),
+    *(PoolingRequest, ScoreRequest, RerankRequest, CohereEmbedRequest),
 )
 _API_FIELDS: Final = frozenset(GenerateRequest.unsupported).union(
     *(kind.model_fields for kind in _REQUESTS),
     *(kind.form_fields() for kind in (TranscriptionRequest, TranslationRequest)),
-    *(REFUSED, RESPONSES_REFUSED, MESSAGES_REFUSED, SPEECH_REFUSED),
+    *(REFUSED, RESPONSES_REFUSED, MESSAGES_REFUSED, SPEECH_REFUSED, SCORING_REFUSED),
 )
 """The top-level fields of all APIs: served, without effect, or refused by name."""
+
+_POOLING_ROUTES: Final[Mapping[PoolingTask, tuple[str, ...]]] = {
+    "embed": ("/v1/embeddings", "/v2/embed"),
+    "classify": ("/classify",),
+}
+SCORING_ROUTES: Final = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 
 _NOUNS: Final[Mapping[Modality, str]] = {"audio": "audio", "image": "images", "video": "videos"}
 
@@ -85,8 +97,30 @@ class ServedModel:
         """Refuse a prompt that is empty, or so long that it would hold up the link for all others."""
         if not tokens:
             raise InvalidRequest("the prompt is empty: send a text that has tokens")
-        if tokens >= (limit := self.contract.max_tokens):
-            raise PromptTooLong(f"the prompt has {tokens:,} tokens; {self.model} takes {limit:,} with the answer")
+        if tokens >= (limit := self.contract.max_tokens) and tokens > self.contract.max_prompt_tokens:
+            answer = " with the answer" if self.contract.pooling is UNSET else ""
+            raise PromptTooLong(f"the prompt has {tokens:,} tokens; {self.model} takes {limit:,}{answer}")
+
+    def refuse_to_generate(self, pooling: PoolingModel) -> NoReturn:
+        """Refuse a request for tokens of a model that pools."""
+        raise InvalidRequest(
+            f"{self.model} generates no text: it is served for pooling (--runner pooling). Use "
+            f"{' or '.join(_routes_of(pooling))}"
+        )
+
+    def pooling(self, route: str) -> PoolingModel:
+        """Return what the model pools, or refuse a request to a route that it cannot serve."""
+        if (pooling := self.contract.pooling) is UNSET:
+            raise InvalidRequest(
+                f"{self.model} generates text and pools nothing: use /v1/chat/completions or /v1/completions here, or "
+                "serve a model with --runner pooling for this route"
+            )
+        if route not in (routes := _routes_of(pooling)):
+            raise InvalidRequest(
+                f"{self.model} is served for {pooling.task} (--pooler-config.task), which {route} cannot use: use "
+                f"{' or '.join(routes)}"
+            )
+        return pooling
 
     @property
     def max_chars(self) -> int:
@@ -119,6 +153,12 @@ class ServedModel:
             )
         others = [_NOUNS[one] for one, most in self.contract.max_items.items() if most]
         return f"{self.model} takes no {_NOUNS[modality]}: send {' and '.join(['text', *others])}"
+
+
+def _routes_of(pooling: PoolingModel) -> tuple[str, ...]:
+    """Return the routes that a model which pools can serve."""
+    scoring = SCORING_ROUTES if pooling.scores else ()
+    return *_POOLING_ROUTES.get(pooling.task, ()), *scoring, "/pooling"
 
 
 @dataclass(slots=True)

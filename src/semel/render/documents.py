@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeVar
 
 from blake3 import blake3
 
-from semel.aio import concurrently
+from semel.aio import concurrently, run_if_large
 from semel.core import Digest, Key, Media, Modality, Page, Tenant
 from semel.core.digest import Identity, hash_parts
 from semel.errors import InvalidRequest, MediaTooLarge, RequestError
@@ -23,13 +23,11 @@ from semel.render.chat.messages import Attachment, Conversation, Message, Part
 from semel.render.media.names import MediaNames
 from semel.render.media.parsed_request import ReadFile
 from semel.render.media.source import Document, DocumentPage, MediaFile
-from semel.render.offload import run_if_heavy
 from semel.store.names import file_id
 
 __all__ = ["CountPages", "Documents", "expand_documents"]
 
 _PAGE: Final = b"semel.page.1"
-_LARGE: Final = 1 << 20
 _COUNT: Final = b"semel.pages.1"
 _COUNTS_AT_ONCE: Final = 8
 
@@ -66,11 +64,14 @@ class Documents:
     ) -> list[list[_T | DocumentPage]]:
         """Return each source, or the pages of the document that it is. `remembers`: whether counts are remembered."""
         opened: dict[str, _Opened] = {}
+        sent: dict[Digest, Media] = {}
         identity, group = identity_of("image"), object()
 
         async def open_one(source: Document) -> None:
             try:
                 document, content = await self._identify(source, tenant, key)
+                if isinstance(document, Media):  # one that is there twice is held, and charged, once
+                    document = sent.setdefault(content, document)
                 reference = identity.digest(_COUNT + content)
                 if (pages := names.pages(tenant, reference)) is None:
                     document = await read(document) if isinstance(document, MediaFile) else document
@@ -102,7 +103,7 @@ class Documents:
         if isinstance(document, MediaFile):
             return document, document.id
         assert isinstance(document, Media), "URLs have been fetched"
-        hashed = await run_if_heavy(partial(blake3, document.data), light=document.nbytes <= _LARGE)
+        hashed = await run_if_large(partial(blake3, document.data), document.nbytes)
         return document, file_id(hashed.digest(), tenant.name, key)
 
     async def _count(self, document: Media, group: Hashable, tenant: Tenant) -> int:

@@ -6,7 +6,6 @@ options and tenant. Its bytes are read, from the store, only where no worker and
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any, Final, Self
 
 from blake3 import blake3
 
-from semel.aio import concurrently
+from semel.aio import concurrently, run_if_large
 from semel.core import Digest, Identity, Item, Key, Media, Modality, Tenant
 from semel.errors import InvalidRequest, UnknownMedia
 from semel.media.signature import FileKind
@@ -25,7 +24,6 @@ from semel.render.media.part_source import NO_FILES, Files, named_files
 from semel.render.media.shared_names import SharedNames
 from semel.render.media.source import DocumentPage, MediaFile, MediaName
 from semel.render.media.source_fetch import Spend
-from semel.render.offload import run_if_heavy
 from semel.store import Pin
 from semel.store.bindings import Binding, BucketBindings
 from semel.store.names import file_id, parse_id
@@ -40,7 +38,6 @@ _NAMES_AT_ONCE: Final = 16
 """As many as a tenant has operations of the store at once (threats S30)."""
 
 _REFERENCE: Final = b"semel.reference.1"
-_LARGE: Final = 1 << 20
 
 Wait = Callable[[], Coroutine[Any, Any, None]]
 """Waits until names are in the store, but not for long."""
@@ -167,7 +164,7 @@ class FileSources:
             if content is None:
                 if (name is None and not all_of_them) or not isinstance(one, Media):
                     continue
-                hashed = await run_if_heavy(partial(blake3, one.data), light=len(one.data) <= _LARGE)
+                hashed = await run_if_large(partial(blake3, one.data), one.nbytes)
                 content = file_id(hashed.digest(), tenant.name, key)
                 self.names.add_content(tenant, content, one.modality)
             if name is not None:
@@ -181,19 +178,14 @@ class FileSources:
         shared = self.shared
         if shared is None:
             return None
-        names = {one.name: one.source.modality for one in attachments if one.name is not None}
-        unwritten = {
-            name: self._binding(tenant, name, modality, identity_of)
-            for name, modality in names.items()
-            if not shared.is_current(tenant, name)
+        names = {
+            one.name: one.source.modality
+            for one in attachments
+            if one.name is not None and not shared.is_current(tenant, one.name)
         }
-        if not unwritten:
+        if not names:
             return None
-
-        async def write(entry: tuple[str, Binding | None]) -> None:
-            await shared.sync(tenant, *entry)
-
-        return shared.write(concurrently(unwritten.items(), write, at_once=_NAMES_AT_ONCE))
+        return shared.write(tenant, len(names), partial(self._sync, shared, tenant, names.items(), identity_of))
 
     async def read(self, tenant: Tenant, spend: Spend, pin: Pin, file: MediaFile) -> Media:
         """Return the media of a file, whose bytes are spent first, and pinned while the store reads them."""
@@ -201,8 +193,7 @@ class FileSources:
         if found is None:
             raise UnknownMedia.of(file.where, "nobody has the media any more; send it again")
         _, data = found
-        copied = bytes(data) if len(data) <= _LARGE else await asyncio.to_thread(partial(bytes, data))
-        return Media(file.modality, copied)
+        return Media(file.modality, await run_if_large(partial(bytes, data), len(data)))
 
     async def _look_up(self, sources: Iterable[MediaName], tenant: Tenant, identity_of: IdentityOf) -> None:
         """Bring names up to the store, in order, and no further than the first that nobody knows (threats S30)."""
@@ -211,15 +202,21 @@ class FileSources:
             return
         names = {one.name: one.modality for one in sources if not shared.is_current(tenant, one.name)}
         entries = list(names.items())
-
-        async def look(entry: tuple[str, Modality]) -> None:
-            await shared.sync(tenant, entry[0], self._binding(tenant, *entry, identity_of))
-
         for start in range(0, len(entries), _NAMES_AT_ONCE):
             some = entries[start : start + _NAMES_AT_ONCE]
-            await concurrently(some, look, at_once=_NAMES_AT_ONCE)
+            await self._sync(shared, tenant, some, identity_of)
             if any(self.names.bound(tenant, name) is None for name, _ in some):
                 return
+
+    async def _sync(
+        self, shared: SharedNames, tenant: Tenant, names: Iterable[tuple[str, Modality]], identity_of: IdentityOf
+    ) -> None:
+        """Bring names in the store and in memory to the same."""
+
+        async def sync(entry: tuple[str, Modality]) -> None:
+            await shared.sync(tenant, entry[0], self._binding(tenant, *entry, identity_of))
+
+        await concurrently(names, sync, at_once=_NAMES_AT_ONCE)
 
     def _binding(self, tenant: Tenant, name: str, modality: Modality, identity_of: IdentityOf) -> Binding | None:
         """Return what a name is bound to here, with the digest of its item, if it is known."""

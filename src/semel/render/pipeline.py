@@ -131,7 +131,8 @@ class Pipeline:
         `admit` is called with its sources before any is fetched, and raises if there are too many. `spend` is called
         with the number of fetched bytes before they are stored, and raises if they are not allowed; so is
         `spend_feature` with the size of features that have no room in shared memory. `pin` is called while a store
-        reads a file. A chat whose texts have more than `max_chars` is refused, and its text becomes tokens in a `room`.
+        reads or writes them. A chat whose texts have more than `max_chars` is refused, and its text becomes tokens in a
+        `room`.
         """
         if self.chat_renderer is None:
             raise InvalidRequest("this model does not chat: it has no chat template")
@@ -147,7 +148,7 @@ class Pipeline:
             places = [attachment.where for attachment in attachments]
             admit(sources, places)
         if not light and max_chars is not None:
-            check_chars(sum(map(len, conversation.strings())), max_chars)
+            check_chars(await asyncio.to_thread(lambda: sum(map(len, conversation.strings()))), max_chars)
         watch.lap("parse")
         renderer, name = self.chat_renderer, _name(tenant)
         tokenize = partial(
@@ -161,16 +162,18 @@ class Pipeline:
         if not attachments:
             prompt = _ChatPrompt((), partial(tokenize, conversation), renderer, self.apply, name, light)
             return ParsedRequest((), {}, request.mm_processor_kwargs, prompt.assemble, name)
-        fetched = await fetch_sources(sources, self.fetch, owner, intent, spend)
+        fetched = await fetch_sources(sources, self.fetch, owner, intent, spend, pin)
         read_file = partial(self.files.read, owner, spend, pin)
         options = with_media_io(request.mm_processor_kwargs, request.media_io_kwargs)
         identity_of = cache(partial(self._identity, options=options, tenant=tenant))
+        if not is_cheap(options):  # `frames_indices` of 65,000 frames take 19 ms
+            await asyncio.to_thread(lambda: [identity_of(one.modality) for one in fetched])
         if any(isinstance(source, Document) for source in fetched):
             opened = await self.documents.open(
                 fetched, owner, self.key, identity_of, read_file, self.files.names, remembers=intent == "execute"
             )
             fetched = [source for pages in opened for source in pages]
-            conversation = expand_documents(conversation, opened)
+            conversation = await run_if_heavy(partial(expand_documents, conversation, opened), light=light)
             attachments = conversation.attachments
             places = [attachment.where for attachment in attachments]
             admit(fetched, places)

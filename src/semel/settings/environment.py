@@ -19,16 +19,21 @@ if TYPE_CHECKING:
     from semel.telemetry.tracing import Collector
 
 __all__ = [
+    "DEV_MODE",
     "SERVICE_NAME",
     "TRACES_PROTOCOL",
     "client_key",
     "default_folder",
     "default_variable",
+    "is_dev_mode",
     "kubernetes_api",
     "run_folder",
     "shut_door",
     "trace_collector",
 ]
+
+DEV_MODE: Final = "VLLM_SERVER_DEV_MODE"
+"""The variable that has vLLM's server serve its routes for RL, and a worker at its admin address."""
 
 SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
 TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -49,6 +54,15 @@ for _ in range(20):
 def client_key() -> str | None:
     """Return the API key for a server: the one that vLLM's server and ours read, or the one of OpenAI's clients."""
     return os.environ.get("VLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
+
+
+def is_dev_mode() -> bool:
+    """Return whether vLLM's routes for RL are wanted; a `ConfigError` if the variable is no number."""
+    presented = os.environ.get(DEV_MODE, "0")
+    try:
+        return bool(int(presented))
+    except ValueError:
+        raise ConfigError(f"{DEV_MODE} is {presented!r}: set it to 0 or 1") from None
 
 
 def trace_collector(endpoint: str | None) -> Collector | None:

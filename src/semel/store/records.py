@@ -6,11 +6,11 @@ not in a copy of its index: once it is written, every frontend has it, and once 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from typing import Final
 
+from semel.aio import run_if_large
 from semel.core import Key, Tenant, hash_parts
 from semel.fairness.circuit_breaker import CircuitBreaker
 from semel.store.names import file_id
@@ -24,9 +24,6 @@ __all__ = ["SealedRecords", "open_records"]
 
 _NAME_DOMAIN: Final = b"semel.record.1"
 _SEAL_DOMAIN: Final = b"semel.record.seal.1"
-_LARGE: Final = 1 << 20
-"""Bytes from which on hashing is work for a thread."""
-
 _ALL: Final = 1 << 62
 _PATIENCE_S: Final = 60.0
 """More than the store's own timeouts take together."""
@@ -54,8 +51,7 @@ class SealedRecords:
         if (found := await self._files.open(tenant.name, digest, spend, pin, _ALL)) is None:
             return None
         opening = partial(self._seal.open, digest, found[1])
-        record = opening() if len(found[1]) <= _LARGE else await asyncio.to_thread(opening)
-        if record is None:
+        if (record := await run_if_large(opening, len(found[1]))) is None:
             self._forgeries.log("a record in the media store is not as it was stored: it is answered as unknown")
         return record
 
@@ -63,7 +59,7 @@ class SealedRecords:
         """Store a record under a name that has none. Raises `MediaTooLarge` if the tenant cannot have so much."""
         content = self._content(tenant, name)
         closing = partial(self._seal.close, file_id(content, tenant.name, self._key), record)
-        data = closing() if len(record) <= _LARGE else await asyncio.to_thread(closing)
+        data = await run_if_large(closing, len(record))
         await self._files.put(tenant.name, Upload(data, content, name="", purpose="user_data"), pin)
 
     async def delete(self, tenant: Tenant, name: str) -> bool:

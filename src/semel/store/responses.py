@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
+from semel.aio import run_if_large
 from semel.core import Digest, Key, hash_parts
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
+from semel.fairness.limits import KeyedLimit
 from semel.media.fetch.freshness import Freshness
 from semel.media.fetch.responses import ResponseKey, StoredResponse
 from semel.media.fetch.url import WebUrl
@@ -32,7 +34,7 @@ from semel.store.objects import BucketObjects, open_objects
 from semel.store.seal import Seal
 from semel.store.settings import MediaStoreSettings
 from semel.store.store import REFRESH_S, MediaStore
-from semel.store.upload import Payer, Spend, Upload, no_pin
+from semel.store.upload import Payer, Pin, Spend, Upload, no_pin
 from semel.telemetry.logs import SampledLog
 
 __all__ = ["BucketResponses", "open_responses"]
@@ -45,15 +47,15 @@ _TIME: Final = struct.Struct("<d")
 _MAX_HEAD_BYTES: Final = 1 << 17
 """Of a few URLs and header fields, each of which is bounded."""
 
-_LARGE: Final = 1 << 20
-"""Bytes from which on hashing and copying are work for a thread."""
+_PIECE_BYTES: Final = 1 << 20
+
+_MAX_PACKED: Final = 64 << 20
+"""Bytes of one tenant that records repeat at a time: the account of who fetches has them once."""
 
 _Head = tuple[Freshness, tuple[WebUrl, ...]]
 _HEADS: Final = msgspec.msgpack.Decoder(_Head)
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class BucketResponses:
@@ -80,27 +82,32 @@ class BucketResponses:
         self._scope = scope
         self._max_bytes = Seal.NBYTES + _LENGTH.size + _MAX_HEAD_BYTES + max_bytes
         self._clock = clock
+        self._packing: KeyedLimit[str] = KeyedLimit(_MAX_PACKED)
         self._leases: set[str] = set()
         """Those that there were at the last sweep."""
         self._forgeries = SampledLog(logger, logging.ERROR)
 
-    async def read(self, key: ResponseKey, spend: Spend) -> StoredResponse | None:
+    async def read(self, key: ResponseKey, spend: Spend, pin: Pin = no_pin) -> StoredResponse | None:
         """Return a response as it was written. `spend` is called with its bytes before they are read."""
         digest = self._id(key)
-        if (found := await self._files.open(key[0].name, digest, spend, no_pin, self._max_bytes)) is None:
+        if (found := await self._files.open(key[0].name, digest, spend, pin, self._max_bytes)) is None:
             return None
-        response = await _offload(len(found[1]), partial(self._unpack, digest, found[1]))
+        response = await run_if_large(partial(self._unpack, digest, found[1]), len(found[1]))
         if response is None:
             self._forgeries.log("a response in the media store is not as it was stored: it is fetched again")
         return response
 
-    async def write(self, key: ResponseKey, response: StoredResponse) -> None:
+    async def write(self, key: ResponseKey, response: StoredResponse, pin: Pin = no_pin) -> None:
         """Store a response in place of the previous one, if there is room."""
-        data = await _offload(len(response.data), partial(self._pack, self._id(key), response))
+        tenant, nbytes = key[0].name, len(response.data)
+        await self._packing.take(tenant, nbytes)
         try:
-            await self._files.put(key[0].name, Upload(data, self._content(key), name="", purpose="user_data"))
+            data = await run_if_large(partial(self._pack, self._id(key), response), nbytes)
+            await self._files.put(tenant, Upload(data, self._content(key), name="", purpose="user_data"), pin)
         except MediaTooLarge:
             return
+        finally:
+            self._packing.release(tenant, nbytes)
 
     async def delete(self, key: ResponseKey) -> None:
         """Delete a response, if there is one."""
@@ -169,13 +176,8 @@ class BucketResponses:
         except msgspec.DecodeError:  # another version's
             return None
         # Copied piece by piece: one copy of 60 MiB keeps the interpreter from an event loop for 30 ms.
-        pieces = [bytes(content[start : start + _LARGE]) for start in range(end, len(content), _LARGE)]
+        pieces = [bytes(content[at : at + _PIECE_BYTES]) for at in range(end, len(content), _PIECE_BYTES)]
         return StoredResponse(b"".join(pieces), freshness, hops)
-
-
-async def _offload(nbytes: int, work: Callable[[], _T]) -> _T:
-    """Return what work on so many bytes returns; much of it is done in a thread."""
-    return await asyncio.to_thread(work) if nbytes > _LARGE else work()
 
 
 def open_responses(

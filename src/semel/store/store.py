@@ -20,7 +20,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from semel.aio import in_slices
+from semel.aio import in_slices, run_if_large
 from semel.core import Digest, Key
 from semel.errors import MediaStoreUnavailable, MediaTooLarge
 from semel.media.signature import SIGNATURE_BYTES, kind_of
@@ -222,7 +222,7 @@ class MediaStore:
 
     async def _is_stored(self, file: StoredFile, tenant: str, hasher: blake3, last: memoryview) -> bool:
         """Check that the bytes that were hashed, with the last ones, are those of the file."""
-        content = await _hash(hasher, last)
+        content = (await run_if_large(partial(hasher.update, last), len(last))).digest()
         if matches_content(file.id, content, tenant, self._key):
             return True
         logger.error("an object of the media store has not the bytes that were stored: it is answered as unknown")
@@ -430,13 +430,6 @@ class MediaStore:
             await self._objects.delete([object_path(file) for file in files], payer=payer)
         except MediaStoreUnavailable:
             return
-
-
-async def _hash(hasher: blake3, data: memoryview) -> bytes:
-    def hash_it() -> bytes:
-        return hasher.update(data).digest()
-
-    return hash_it() if len(data) <= _PIECE_BYTES else await asyncio.to_thread(hash_it)
 
 
 def open_store(settings: MediaStoreSettings, key: Key) -> MediaStore | None:

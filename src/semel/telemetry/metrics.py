@@ -88,6 +88,7 @@ RESUBMISSIONS: Final = Metric(
     "semel_resubmissions_total", "Requests that went into the engine again, because it had lost an item."
 )
 ENGINE_STEPS: Final = Metric("semel_engine_steps_total", "Steps that the engine has made.")
+ENGINE_PAUSED: Final = Metric("semel_engine_paused", "1 while an operator has paused the engine or put it to sleep.")
 ENGINE_WAITED_SECONDS: Final = Metric(
     "semel_engine_waited_seconds",
     "Seconds without a step of the engine while a request is under way; see `--engine-progress-s`.",

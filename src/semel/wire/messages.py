@@ -43,6 +43,7 @@ __all__ = [
     "Need",
     "Payload",
     "Place",
+    "Pooled",
     "Proof",
     "Refusal",
     "Resume",
@@ -57,7 +58,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -260,6 +261,7 @@ class Details(Struct, frozen=True, array_like=True):
     cached_tokens: Length | None = None
     created_cache_tokens: Length | None = None
     prompt_logprobs: tuple[dict[int, tuple[float, int | None, str | None]] | None, ...] | None = None
+    weight_versions: tuple[tuple[str, int, int], ...] | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -278,6 +280,26 @@ class Deltas(Struct, frozen=True, array_like=True, tag=41):
     """Worker: deltas of any number of requests. Only the session uses this message: it packs and unpacks them."""
 
     deltas: tuple[Delta, ...]
+
+
+class Pooled(Struct, frozen=True, array_like=True, tag=50):
+    """Worker: a piece of a request's pooling output. Sent only for a submission that pools."""
+
+    request_id: Name
+    shape: Shape
+    data: bytes
+    """Of the piece: float32, little endian. The pieces come in order."""
+
+    finish_reason: str | None = None
+    """Of the last piece."""
+
+    cached_tokens: Length | None = None
+    """Of the first piece."""
+
+    @property
+    def index(self) -> int:
+        """The number of the sequence, as of a delta: there is one."""
+        return 0
 
 
 class Failed(Struct, frozen=True, array_like=True, tag=42):
@@ -336,6 +358,9 @@ class Status(Struct, frozen=True, array_like=True, tag=49):
     more: bool = False
     """True if slices of all that the engine has are still to come. The frontend then says at once what it has read."""
 
+    paused: bool = False
+    """True if the engine makes no steps on purpose: requests wait."""
+
 
 class Need(Struct, frozen=True, array_like=True, tag=47):
     """Worker: this request refers to features that the worker lacks; send them."""
@@ -351,7 +376,7 @@ class Forget(Struct, frozen=True, array_like=True, tag=48):
 ToWorker = Submit | Lend | Abort | Drain
 """The messages that a frontend may send."""
 
-ToFrontend = Accepted | Delta | Failed | Draining | Status | Need | Forget
+ToFrontend = Accepted | Delta | Pooled | Failed | Draining | Status | Need | Forget
 """The messages that a worker may send."""
 
 FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Lend | Drain | Heartbeat | Credit | Bye
@@ -361,6 +386,7 @@ WorkerMessage = (
     | Refusal
     | Accepted
     | Deltas
+    | Pooled
     | Failed
     | Draining
     | Status

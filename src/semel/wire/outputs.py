@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from semel.core import Output
-from semel.wire.messages import Delta, Details
+from semel.core import Output, PoolingOutput
+from semel.wire.messages import Delta, Details, Pooled
 
 __all__ = ["is_large", "to_delta", "to_deltas", "to_output"]
 
@@ -17,11 +17,16 @@ _MAX_LOGPROBS: Final = 16_384
 limit."""
 
 _SMALL_DELTA_TOKENS: Final = 64
+_POOLED_BYTES: Final = 256 * 1024
+"""Of one message, in whole numbers: vectors of all tokens of a long prompt have hundreds of megabytes."""
+
 _NONE: Final = Details()
 
 
-def to_deltas(request_id: str, output: Output) -> Iterable[Delta]:
-    """Return the deltas of one output of a request: several if it has many log probabilities (S18)."""
+def to_deltas(request_id: str, output: Output) -> Iterable[Delta | Pooled]:
+    """Return the deltas of one output of a request: several if it has many log probabilities (S18), or was pooled."""
+    if output.pooling is not None:
+        return _pooled(request_id, output, output.pooling)
     if output.logprobs is None:
         return (to_delta(request_id, output),)
     return (to_delta(request_id, piece) for piece in _pieces(output))
@@ -51,8 +56,11 @@ def to_delta(request_id: str, output: Output) -> Delta:
     )
 
 
-def to_output(delta: Delta) -> Output:
-    """Return the output in a delta."""
+def to_output(delta: Delta | Pooled) -> Output:
+    """Return the output in a delta, or the piece of one that was pooled."""
+    if isinstance(delta, Pooled):
+        pooling = PoolingOutput(delta.shape, delta.data)
+        return Output(0, "", (), finish_reason=delta.finish_reason, cached_tokens=delta.cached_tokens, pooling=pooling)
     more = delta.details or _NONE
     return Output(
         delta.index,
@@ -67,7 +75,18 @@ def to_output(delta: Delta) -> Output:
         more.cached_tokens,
         more.created_cache_tokens,
         more.prompt_logprobs,
+        more.weight_versions,
     )
+
+
+def _pooled(request_id: str, output: Output, pooling: PoolingOutput) -> Iterator[Pooled]:
+    """Split a pooling output. The finish comes with the last piece, data about the prompt with the first."""
+    data, cached_tokens = pooling.data, output.cached_tokens
+    for start in range(0, max(len(data), 1), _POOLED_BYTES):
+        end = start + _POOLED_BYTES
+        finish_reason = output.finish_reason if end >= len(data) else None
+        yield Pooled(request_id, pooling.shape, data[start:end], finish_reason, cached_tokens)
+        cached_tokens = None
 
 
 def _pieces(output: Output) -> Iterator[Output]:
@@ -87,7 +106,13 @@ def _pieces(output: Output) -> Iterator[Output]:
             piece = replace(piece, cached_tokens=None, created_cache_tokens=None, prompt_logprobs=None)
         if end < count:
             piece = replace(
-                piece, text="", finish_reason=None, stop_reason=None, message=message, reasoning_tokens=None
+                piece,
+                text="",
+                finish_reason=None,
+                stop_reason=None,
+                message=message,
+                reasoning_tokens=None,
+                weight_versions=None,
             )
         yield piece
 
@@ -102,4 +127,5 @@ def _details(output: Output) -> Details:
         output.cached_tokens,
         output.created_cache_tokens,
         None if prompt_logprobs is None else tuple(None if step is None else dict(step) for step in prompt_logprobs),
+        output.weight_versions,
     )

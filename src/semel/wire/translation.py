@@ -192,7 +192,7 @@ def to_feature(message: Payload | Lend, buffers: Sequence[memoryview]) -> Featur
         raise ProtocolError(f"{message.digest!r} is no feature: {error}") from error
 
 
-def to_status(announcement: Announcement, running: int, waiting: int) -> Status:
+def to_status(announcement: Announcement, running: int, waiting: int, is_paused: bool = False) -> Status:
     """Return the message for an announcement, with the engine's load."""
     layouts: dict[Layout, int] = {}
     items = tuple(
@@ -208,6 +208,7 @@ def to_status(announcement: Announcement, running: int, waiting: int) -> Status:
         items,
         tuple(map(to_runs, layouts)),
         announcement.more,
+        is_paused,
     )
 
 

@@ -1,4 +1,4 @@
-"""The admin address of a worker, over HTTP: metrics for every client, injection and reset for the operator.
+"""The admin address of a worker, over HTTP: metrics for every client; injection, reset and RL for the operator.
 
 What changes the worker needs the admin key, which is neither the fleet key nor a client's: what a digest stands for
 cannot be checked, so who may inject may decide what other clients' images look like. The key is asked for before
@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import Any, Final, Literal
 
@@ -24,7 +24,16 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from semel.core import MIN_KEY_CHARS, Contract, is_key
-from semel.errors import ConfigError, EngineDead, InvalidRequest, MediaTooLarge, NotReady, SemelError, ServiceError
+from semel.errors import (
+    ConfigError,
+    EngineDead,
+    EngineFailed,
+    InvalidRequest,
+    MediaTooLarge,
+    NotReady,
+    SemelError,
+    ServiceError,
+)
 from semel.interchange import injection as outcomes
 from semel.interchange import safetensors
 from semel.interchange.injection import Outcomes
@@ -33,6 +42,8 @@ from semel.web.errors import error_response, http_error_response
 from semel.web.openapi import JSON, TEXT, Codes, Schema, answer, document, refusals, shape, told_codes
 from semel.web.responses import Readiness, json_response
 from semel.web.server import operator_routes
+from semel.worker.body import read_body
+from semel.worker.control_routes import Control, control_operations, control_routes
 from semel.worker.injection import Count, Injectable, inject
 
 __all__ = ["MAX_BODY_BYTES", "AdminKey", "Reset", "admin_document", "create_admin_app"]
@@ -52,7 +63,7 @@ CODES: Final[Codes] = {
 
 _ERRORS: Final[Codes] = {
     **CODES,
-    **told_codes((InvalidRequest, MediaTooLarge, ServiceError, EngineDead, NotReady)),
+    **told_codes((InvalidRequest, MediaTooLarge, ServiceError, EngineFailed, EngineDead, NotReady)),
 }
 _KEY: Final = "The key of the worker's --admin-key-file."
 
@@ -66,8 +77,8 @@ class Reset(TypedDict):
     reset: Literal[True]
 
 
-def admin_document() -> dict[str, Any]:
-    """Return what can be asked for, and what is answered."""
+def admin_document(*, has_control: bool = False) -> dict[str, Any]:
+    """Return what can be asked for, and what is answered; with vLLM's routes for RL if they are served."""
     file: Schema = {"type": "string", "format": "binary"}
     body = {"required": True, "content": {kind: {"schema": file} for kind in CONTENT_TYPES}}
     guarded = _ERRORS.keys() - {400, 413, 415}
@@ -85,6 +96,7 @@ def admin_document() -> dict[str, Any]:
             }
         },
         "/v1/mm_cache/reset": {"post": _operation("Forget all features.", {JSON: shape(Reset)}, guarded)},
+        **(control_operations() if has_control else {}),
     }
     return document("semel worker", paths, codes=_ERRORS, key=_KEY)
 
@@ -135,13 +147,15 @@ def create_admin_app(
     count: Count,
     reset: Callable[[], Awaitable[None]],
     reason: Callable[[], str] = str,
+    control: Control | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     idle_s: float = 30.0,
     turn_s: float = 60.0,
 ) -> Starlette:
     """Return the HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
 
-    `reason` says why the worker takes no requests, and nothing if it does. A client that does not come over loopback
+    `reason` says why the worker takes no requests, and nothing if it does. With a `control` vLLM's routes for RL are
+    served. A client that does not come over loopback
     finds metrics and probes, and nothing else: features and the key do not go over a network in the clear. A body may
     pause for `idle_s`, and a request that comes while another body is taken in waits for `turn_s`.
     """
@@ -158,15 +172,19 @@ def create_admin_app(
 
     async def tell_routes(request: Request) -> Response:
         _check_loopback(request)
-        return json_response(admin_document())
+        return json_response(admin_document(has_control=control is not None))
+
+    def guarded(action: str, handler: Callable[[Request], Awaitable[Response]]) -> Any:
+        return _guarded(action, key, handler)
 
     return Starlette(
         routes=[
             *operator_routes(meter, reason),
             Route("/openapi.json", tell_routes),
-            Route("/v1/mm_cache/contract", _guarded("contract", key, tell_contract), methods=["GET"]),
-            Route("/v1/mm_cache/inject", _guarded("inject", key, intake.inject), methods=["POST"]),
-            Route("/v1/mm_cache/reset", _guarded("reset", key, reset_caches), methods=["POST"]),
+            Route("/v1/mm_cache/contract", guarded("contract", tell_contract), methods=["GET"]),
+            Route("/v1/mm_cache/inject", guarded("inject", intake.inject), methods=["POST"]),
+            Route("/v1/mm_cache/reset", guarded("reset", reset_caches), methods=["POST"]),
+            *(() if control is None else control_routes(control, guarded)),
         ],
         exception_handlers={SemelError: _on_error, HTTPException: _on_http_error, Exception: _on_surprise},
     )
@@ -220,7 +238,7 @@ class _Intake:
         _check_content_type(request)
         async with self._one_at_a_time():
             try:
-                body = await _read(request, self._max_body_bytes, self._idle_s)
+                body = await read_body(request, self._max_body_bytes, self._idle_s, "send the features in several")
             except ClientDisconnect:
                 logger.info("%s went away while it injected", _peer(request))
                 return Response(status_code=_CLIENT_CLOSED)
@@ -239,26 +257,6 @@ class _Intake:
             yield
         finally:
             self._turn.release()
-
-
-async def _read(request: Request, max_bytes: int, idle_s: float) -> bytearray:
-    """Return the body, given up on as soon as it is over the limit, whatever its announced length.
-
-    It grows in place: joining the pieces of a body of 1 GiB at the end would need it twice.
-    """
-    body = bytearray()
-    async with aclosing(request.stream()) as chunks:
-        try:
-            while True:
-                async with asyncio.timeout(idle_s):
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    return body
-                if len(body) + len(chunk) > max_bytes:
-                    raise MediaTooLarge(f"the body is over {max_bytes:,} bytes; send the features in several")
-                body += chunk
-        except TimeoutError:
-            raise InvalidRequest(f"nothing more of the body came for {idle_s:g} s") from None
 
 
 def _check_key(key: str) -> None:

@@ -41,6 +41,14 @@ class Load(NamedTuple):
     waiting: int = 0
     """For their features."""
 
+    is_paused: bool = False
+    """True if the engine makes no steps on purpose."""
+
+    @property
+    def requests(self) -> int:
+        """All of them."""
+        return self.running + self.waiting
+
 
 _UNKNOWN: Final = Load(sys.maxsize)
 """The load of a peer that is told every other one."""
@@ -104,8 +112,9 @@ class CacheUpdates(Generic[_P]):
         """Set the load of the engine."""
         if load == self._load:
             return
+        is_known = load.is_paused == self._load.is_paused
         self._load = load
-        if len(self._loads) == 1 and sum(load) >= max(map(sum, self._loads.values())):
+        if is_known and len(self._loads) == 1 and load.requests >= max(one.requests for one in self._loads.values()):
             return
         self._note_change(now)
 

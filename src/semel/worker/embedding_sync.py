@@ -156,7 +156,7 @@ class EmbeddingSync:
         self._review()
         wanted = await in_slices(self._lacking(submission.prompt))
         store = self._store
-        if store is None or not wanted or submission.sampling.get("n") not in (None, 1):
+        if store is None or not wanted or submission.sampling.get("n") not in (None, 1) or submission.pools:
             return []
         if not store.is_up:  # it is tried again in the background, not by one that waits for its answer
             self._outcomes["down"] += len(wanted)

@@ -36,7 +36,7 @@ class EngineTurns:
         turn = self._turns.join(
             tenant,
             tokens,
-            max_tokens=_positive(submission, "max_tokens"),
+            max_tokens=1 if "task" in submission.sampling else _positive(submission, "max_tokens"),  # it may pool
             sequences=sequences,
             priority=submission.priority,
         )

@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
 from typing import Final
 
 from msgspec import structs
@@ -34,7 +33,6 @@ from semel.errors import (
     SemelError,
     ServiceError,
 )
-from semel.fairness.turns import Turn
 from semel.ledger import Intake
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
@@ -42,12 +40,13 @@ from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
 from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit, ToFrontend
-from semel.wire.outputs import to_deltas
+from semel.wire.outputs import to_delta, to_deltas
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
 from semel.worker.cache_updates import CacheUpdates, Load
 from semel.worker.progress_watch import until_hung
 from semel.worker.publisher import Publisher
+from semel.worker.requests import Request, abort_waiting, request_ids, tasks_of
 from semel.worker.turns import EngineTurns
 
 __all__ = ["Worker"]
@@ -65,21 +64,6 @@ Submitting = Callable[[Submission], Awaitable[Stream]]
 """A function that submits to the engine: `Engine.submit`, or one that does more before it."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request that is being answered."""
-
-    task: asyncio.Task[None] | None = None
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it waits for nothing in the intake."""
-
-    observed: Observed | None = None
-    """The span attributes of the answer, where requests are traced."""
-
-    turn: Turn | None = None
-    """Its turn at the engine, once it has one."""
 
 
 class Worker:
@@ -108,7 +92,7 @@ class Worker:
         self._borrowers = borrowers
         self._tracing = tracing
         self._turns = EngineTurns() if turns is None else turns
-        self._frontends: dict[Peer, dict[str, _Request]] = {}
+        self._frontends: dict[Peer, dict[str, Request]] = {}
         self._intake: Intake[Peer] = Intake()
         self._publisher = Publisher(listener, CacheUpdates() if updates is None else updates)
         self._progress_s = progress_s
@@ -118,7 +102,7 @@ class Worker:
         self._hung = ""
         """Why the engine counts as hung, if it does."""
 
-        self._leaving = self._draining = False
+        self._leaving = self._draining = self._is_paused = False
         engine.watch(self._publisher)
 
     async def run(self) -> None:
@@ -171,6 +155,22 @@ class Worker:
         self._publisher.publish()
         self._listener.broadcast(Forget())
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Tell frontends whether the engine makes no steps on purpose: others get the next requests, if there are any.
+
+        A request that comes all the same waits in the engine.
+        """
+        self._is_paused = is_paused
+        self._tell_load()
+
+    def request_ids(self, among: Collection[str] = ()) -> set[str]:
+        """Return the ids of the requests that are being answered: all, or those among some."""
+        return request_ids(self._frontends.values(), among)
+
+    def abort_waiting(self, request_ids: Collection[str]) -> set[str]:
+        """End those of the requests that the engine does not have yet, as it ends others; returns their ids."""
+        return abort_waiting(self._frontends.values(), request_ids)
+
     def samples(self) -> Iterator[Sample]:
         """Yield samples of its metrics."""
         for generation, count in self._listener.generations.items():
@@ -184,6 +184,7 @@ class Worker:
         yield metrics.MM_CACHE_BYTES, self._publisher.holdings.nbytes, ("worker",)
         yield metrics.MM_CACHE_CAPACITY, self._engine.contract.cache_bytes, ("worker",)
         yield from self._turns.samples()
+        yield metrics.ENGINE_PAUSED, float(self._is_paused), ()
         yield metrics.ENGINE_STEPS, self._engine.progress.steps, ()
         yield metrics.ENGINE_WAITED_SECONDS, self._engine.progress.waited_s, ()
         yield from self._tracing.samples()
@@ -248,7 +249,7 @@ class Worker:
         except ProtocolError as error:
             self._fail(peer, request_id, error)
             return
-        requests[request_id] = request = _Request()
+        requests[request_id] = request = Request()
         request.task = task = asyncio.create_task(self._answer(peer, submit, request))
         self._running += 1
         self._ask(peer, request_id, opened.needed)
@@ -266,12 +267,16 @@ class Worker:
 
         task.add_done_callback(end)
 
-    async def _answer(self, peer: Peer, submit: Submit, request: _Request) -> None:
+    async def _answer(self, peer: Peer, submit: Submit, request: Request) -> None:
         """Answer a request, in a span of its own: from its submission to its last token."""
         request_id = submit.request_id
         with spanning(self._tracing, "generate", request_id, submit.trace):
             try:
                 await self._generate(peer, submit, request)
+            except asyncio.CancelledError:
+                if not request.is_aborted:
+                    raise
+                self._end_aborted(peer, submit)
             except SemelError as error:
                 self._fail(peer, request_id, error)
             except Exception:  # the edge of the process: one request must not end the others
@@ -281,11 +286,11 @@ class Worker:
                 if request.observed is not None:
                     request.observed.end()
 
-    async def _generate(self, peer: Peer, submit: Submit, request: _Request) -> None:
+    async def _generate(self, peer: Peer, submit: Submit, request: Request) -> None:
         """Send the engine's outputs. A submission is repeated if the engine had lost an item that it should hold."""
         for _ in range(_MAX_SUBMISSIONS):
             stream = await self._submit(peer, submit, request)
-            is_complete = False
+            is_complete, request.is_submitted = False, True
             try:
                 features = dict(self._intake.features(peer, submit.request_id))
                 self._intake.close(peer, submit.request_id)
@@ -301,6 +306,7 @@ class Worker:
             except FeatureMissing as error:  # before the first output
                 logger.warning("the engine had lost %d items of a request", len(error.digests))
                 self.resubmissions += 1
+                request.is_submitted = False
                 submit = structs.replace(submit, client_features=())  # they are counted
                 digests = [place.digest for place in submit.places]
                 opened = self._intake.reopen(peer, submit.request_id, digests, map(Digest, error.digests))
@@ -313,7 +319,14 @@ class Worker:
                 await (closing if is_complete else asyncio.shield(closing))
         raise EngineFailed("the engine lost items of the request again and again; send it again")
 
-    async def _send_output(self, peer: Peer, request_id: str, request: _Request, output: Output) -> None:
+    def _end_aborted(self, peer: Peer, submit: Submit) -> None:
+        """End a request that the engine never had as vLLM ends one: each of its answers says `abort`."""
+        self._intake.close(peer, submit.request_id)
+        self._send(peer, Accepted(submit.request_id))
+        for index in range(submit.sampling.get("n") or 1):
+            self._send(peer, to_delta(submit.request_id, Output(index, "", (), finish_reason="abort")))
+
+    async def _send_output(self, peer: Peer, request_id: str, request: Request, output: Output) -> None:
         if request.turn is not None:
             self._turns.count(request.turn, output)
         if request.observed is not None:
@@ -322,7 +335,7 @@ class Worker:
             await self._listener.until_room(peer)  # or one long answer would end everybody's session
             self._send(peer, delta)
 
-    async def _submit(self, peer: Peer, submit: Submit, request: _Request) -> Stream:
+    async def _submit(self, peer: Peer, submit: Submit, request: Request) -> Stream:
         """Hand a submission to the engine as soon as all it needs is there."""
         while True:
             await self._until_ready(peer, submit.request_id, request)
@@ -339,7 +352,7 @@ class Worker:
                 missing = self._intake.missing(peer, submit.request_id, map(Digest, error.digests))
                 self._ask(peer, submit.request_id, missing)
 
-    async def _until_ready(self, peer: Peer, request_id: str, request: _Request) -> None:
+    async def _until_ready(self, peer: Peer, request_id: str, request: Request) -> None:
         if self._intake.is_ready(peer, request_id):
             return
         try:
@@ -405,13 +418,10 @@ class Worker:
     def _tell_load(self) -> None:
         """Let frontends know how busy the engine is."""
         waiting = self._intake.waiting
-        self._publisher.set_load(Load(max(0, self._running - waiting), waiting))
+        self._publisher.set_load(Load(max(0, self._running - waiting), waiting, self._is_paused))
 
     def _tasks(self) -> Iterator[asyncio.Task[None]]:
-        for requests in self._frontends.values():
-            for request in requests.values():
-                if request.task is not None:
-                    yield request.task
+        return tasks_of(self._frontends.values())
 
 
 def _let_go(features: dict[Digest, Feature]) -> Generator[None, None, None]:

@@ -23,6 +23,7 @@ from semel.engine.vllm.compat.versions import PLANNING_SINCE, TESTED, check_vllm
 from semel.engine.vllm.model.encoder_size import check_encoder_cache
 from semel.engine.vllm.model.rendering import check_rendering_flags
 from semel.engine.vllm.requests.parsing import ParserFlags
+from semel.engine.vllm.requests.pooling import check_pooling
 from semel.engine.vllm.tier.config import TierConfig, check_tier, settle_tier
 from semel.errors import ConfigError
 
@@ -144,6 +145,8 @@ def create_config(arguments: Any) -> Any:
     with configuration_refusals(arguments):
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     check_runner(config.model_config.runner_type)
+    if config.model_config.runner_type == "pooling":
+        check_pooling(config.model_config)
     check_encoder_cache(config)
     settle_tier(config)
     return config
@@ -179,12 +182,11 @@ def check_parallel(arguments: Any) -> None:
 
 
 def check_runner(runner: str) -> None:
-    """Refuse an engine that generates no text: nothing could be asked of it."""
-    if runner not in ("auto", "generate"):
+    """Refuse an engine that neither generates nor pools: nothing could be asked of it."""
+    if runner not in ("auto", "generate", "pooling"):
         raise ConfigError(
-            f"vLLM would run this model as a {runner} model (--runner, --convert, or its architecture), which "
-            "generates no text, and semel has no routes for anything else: serve it with `vllm serve`, or start with "
-            "--runner generate if the model can generate"
+            f"vLLM would run this model as a {runner} model, and semel has no routes for that: start with --runner "
+            "generate or --runner pooling, whichever the model can"
         )
 
 

@@ -13,20 +13,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self
 
+from msgspec import UNSET
+
 from semel.core import Contract, Digest, Feature, FeatureInfo, Modality, Submission
-from semel.core.token_limits import check_tokens_left
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
 from semel.engine.vllm.arguments import configuration_refusals, create_config
-from semel.engine.vllm.compat.internals import skip_grammar_checks, takes_seeds
+from semel.engine.vllm.caches import EngineCaches
+from semel.engine.vllm.compat.internals import skip_grammar_checks
 from semel.engine.vllm.contract import build_contract
-from semel.engine.vllm.grammars.content import client_outputs, constrained_field
+from semel.engine.vllm.control import VllmControl
+from semel.engine.vllm.grammars.content import constrained_field
 from semel.engine.vllm.grammars.limits import GrammarLimits
 from semel.engine.vllm.grammars.trial import Grammars
 from semel.engine.vllm.model.encoder_size import log_encoder_cache
@@ -39,18 +41,16 @@ from semel.engine.vllm.requests.intake import RequestIntake
 from semel.engine.vllm.requests.item_builder import ItemBuilder
 from semel.engine.vllm.requests.item_cache import ItemCache
 from semel.engine.vllm.requests.item_delivery import ItemDelivery
-from semel.engine.vllm.requests.parsing import AnswerReader, ParserFlags, Parsers
+from semel.engine.vllm.requests.params import ParamsBuilder, PreparedSubmission
+from semel.engine.vllm.requests.parsing import ParserFlags, Parsers
+from semel.engine.vllm.requests.pooling import PoolingStream, describe_pooling
 from semel.engine.vllm.requests.progress import StepCounter, kill_processes
-from semel.engine.vllm.requests.sampling import Defaults, refusals, refuse_extra_args, sampling_params
+from semel.engine.vllm.requests.sampling import sampling_params
 from semel.engine.vllm.requests.stream import VllmStream, failures
 from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.prefetch_params import set_prefetched
-from semel.engine.vllm.warmup import ONE_TOKEN, SHORT_PROMPT, Warmup
-from semel.errors import (
-    FeatureRejected,
-    InvalidRequest,
-    RequestError,
-)
+from semel.engine.vllm.warmup import SHORT_PROMPT, Warmup
+from semel.errors import FeatureRejected, RequestError
 from semel.fairness.turns import EngineWindow
 from semel.processing import find_folder
 from semel.processing.processor import ProcessorKind, load_processor
@@ -82,20 +82,19 @@ class VllmEngine:
         self._model = model
         self._contract = contract
         self._items = item_cache
-        self._parsers = parsers
         self._samples = samples
         compiling = None if model.is_encoder_decoder else self._compile  # no prompt without an item
         self._grammars = Grammars(llm.vllm_config, llm.input_processor.tokenizer, grammars, compiling)
         self._compiling = itertools.count()
-        self._defaults = Defaults.from_config(llm.model_config)
-        self._takes_seeds = takes_seeds(llm.vllm_config)
+        self._params = ParamsBuilder(llm.vllm_config, parsers, self._grammars)
         self._steps = StepCounter(llm)
         self._order = asyncio.Lock()
         self._builder = ItemBuilder(contract, model, item_cache)
         self._delivery = ItemDelivery(llm, model, item_cache, self._order)
         self._intake = RequestIntake(llm, item_cache, self._builder, self._delivery, self._order)
-        self._prefix_era: str | None = None
+        self._caches = EngineCaches(llm, item_cache, model, self._order)
         self._tier = tier
+        self.control = VllmControl(llm, self._caches, tier)
         self.capabilities = UNTESTED
         if tier is not None:
             tier.fence = llm.is_sleeping
@@ -203,7 +202,12 @@ class VllmEngine:
 
     async def warm(self) -> None:
         """Let the engine do what it does for the first time, before a client's request makes it."""
-        has_none = self._model.is_encoder_decoder or self._llm.input_processor.tokenizer is None
+        await self._describe_pooling()
+        has_none = (
+            self._contract.pooling is not UNSET
+            or self._model.is_encoder_decoder
+            or self._llm.input_processor.tokenizer is None
+        )
         grammars = None if has_none else self._grammars  # no prompt without an item, or no grammars
         await Warmup(self, self._samples, self._delivery, grammars, self._tier).run()
         self.capabilities = await prove(self, self._llm, self._samples, self._tier)
@@ -224,10 +228,7 @@ class VllmEngine:
 
     async def prepare(self, submission: Submission) -> Submission:
         """Compile what the answer is held to, before the request has a place in the engine."""
-        self._grammars.see(submission)
-        if constrained_field(submission) is None:
-            return submission
-        return _Prepared.from_submission(submission, *await self._prepared(submission))
+        return await self._params.prepare(submission)
 
     async def submit(self, submission: Submission) -> VllmStream:
         """Check a submission and submit it to vLLM. It owns its prefetched outputs from then on, even on errors."""
@@ -241,14 +242,12 @@ class VllmEngine:
             raise
 
     async def _submit(self, submission: Submission) -> VllmStream:
-        salt = self._salt(submission.cache_salt)
+        salt = self._caches.salt(submission.cache_salt)
         salted = submission if salt == submission.cache_salt else replace(submission, cache_salt=salt)
         built = await self._builder.build(salted)
-        if isinstance(submission, _Prepared):
-            params, reader = submission.params, submission.reader
-        else:
-            params, reader = await self._prepared(submission)
-        set_prefetched(params, () if self._tier is None else submission.prefetched_outputs)
+        params, reader = await self._params.build(submission)
+        if not submission.pools:
+            set_prefetched(params, () if self._tier is None else submission.prefetched_outputs)
         options: dict[str, Any] = {
             "trace_headers": None if submission.trace is None else submission.trace.headers,
             "priority": submission.priority,
@@ -259,8 +258,9 @@ class VllmEngine:
         if admission.queries:
             self.count_items(admission.queries, admission.hits)
         self._steps.review()
-        stream = VllmStream(self._llm, collector, self._items, admission.referred, reader, self._steps)
-        if params.structured_outputs is not None:
+        kind = PoolingStream if submission.pools else VllmStream
+        stream = kind(self._llm, collector, self._items, admission.referred, reader, self._steps)
+        if not submission.pools and params.structured_outputs is not None:
             stream.form = constrained_field(submission) or "structured_outputs"
             stream.has_drafts = self._llm.vllm_config.speculative_config is not None
         if self._tier is not None and submission.prefetched_outputs:
@@ -270,7 +270,9 @@ class VllmEngine:
     async def inject(self, digest: Digest, feature: Feature) -> bool:
         """Put an item into vLLM's item cache, by a request that is dropped before it is scheduled."""
         items = {digest: feature}
-        submission = Submission(f"inject-{digest.hex()}", self._delivery.shortest_prompt(items), items, ONE_TOKEN)
+        submission = Submission(
+            f"inject-{digest.hex()}", self._delivery.shortest_prompt(items), items, self._delivery.sampling
+        )
         with failures():
             try:
                 prompt = (await self._builder.build(submission)).prompt
@@ -286,7 +288,7 @@ class VllmEngine:
     async def reset(self) -> None:
         """Forget all cached items, embeddings and prefixes."""
         with failures():
-            await asyncio.shield(self._reset())  # half a reset would leave the item cache and its mirror apart
+            await asyncio.shield(self._caches.reset())  # half a reset would leave the item cache and its mirror apart
 
     def kill(self) -> None:
         """End the engine's processes at once, also stopped ones."""
@@ -312,13 +314,13 @@ class VllmEngine:
                 llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that
             await asyncio.to_thread(llm.shutdown)
 
-    async def _prepared(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
-        """vLLM's sampling parameters, and for a chat what reads its answer; what is long is done in a thread."""
-        if constrained_field(submission) is None:
-            return self._params(submission)
-        params, reader = await asyncio.to_thread(self._params, submission)
-        await self._grammars.admit(submission, params)
-        return params, reader
+    async def _describe_pooling(self) -> None:
+        """Put into the contract what the model pools: its engine core says so only when it runs."""
+        config, tasks = self._llm.model_config, await self._llm.get_supported_tasks()
+        folder = find_folder(config.model, self._model.target.rendering)
+        if (pooling := describe_pooling(config, tasks, folder)) is not None:
+            self._contract = self._builder.contract = replace(self._contract, pooling=pooling)
+            self._delivery.sampling = {"task": pooling.task}
 
     async def _compile(self, outputs: Any, cache_salt: str | None) -> None:
         """Let the engine compile a grammar into its cache, by a request of one token of the tenant with this salt."""
@@ -326,67 +328,12 @@ class VllmEngine:
         params = sampling_params({"max_tokens": 1})
         params.structured_outputs = outputs
         skip_grammar_checks(params)
-        stream = await self.submit(_Prepared.from_submission(submission, params, None))
+        stream = await self.submit(PreparedSubmission.from_submission(submission, params, None))
         try:
             async for _ in stream:
                 pass
         finally:
             await asyncio.shield(stream.close())
-
-    def _params(self, submission: Submission) -> tuple[Any, AnswerReader | None]:
-        prompt_ids, reader = submission.prompt.token_ids, None
-        refuse_extra_args(submission.sampling)
-        self._grammars.check_sizes(submission, client_outputs(submission))
-        with refusals():
-            sampling: Mapping[str, Any] = self._defaults.complete(submission.sampling, len(prompt_ids))
-        if submission.parsing is not None and self._parsers.concerns(submission.parsing, sampling):
-            with refusals(constrained_field(submission)):
-                reader = self._parsers.begin(submission.parsing, sampling, prompt_ids)
-            sampling = reader.sampling
-        params = sampling_params(sampling)
-        if params.seed is not None and params.temperature > 0 and not self._takes_seeds:
-            raise InvalidRequest(
-                "seed: this engine would not outlive it; leave it out, set temperature to 0, or start the worker "
-                "without --worker-cls"
-            )
-        self._grammars.check_sizes(submission, params.structured_outputs)
-        if params.structured_outputs is not None:
-            check_tokens_left(sampling, constrained_field(submission) or "structured_outputs")
-        return params, reader
-
-    async def _reset(self) -> None:
-        async with self._order:
-            self._items.clear()
-            await self._llm.reset_mm_cache()
-            await self._llm.reset_encoder_cache()
-            self._model.known.forget()
-            if not await self._llm.reset_prefix_cache():
-                self._prefix_era = secrets.token_hex(8)
-
-    def _salt(self, cache_salt: str | None) -> str | None:
-        """Return the salt under which vLLM keeps prefixes.
-
-        vLLM cannot forget prefixes while requests run, short of running these again from their start; and it dies of
-        that if it has dropped the tensors of an item because a prefix covered it. So prefixes of before a reset with
-        requests in flight are left to be evicted, under a salt that nobody uses any more. The tenant's name stays in
-        front: the engine core charges what a grammar costs to it (threats S27).
-        """
-        if self._prefix_era is None:
-            return cache_salt
-        return self._prefix_era if cache_salt is None else f"{cache_salt}/{self._prefix_era}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared(Submission):
-    """A submission that only has to be handed to vLLM."""
-
-    params: Any = None
-    reader: AnswerReader | None = None
-
-    @classmethod
-    def from_submission(cls, submission: Submission, params: Any, reader: AnswerReader | None) -> Self:
-        values = {field.name: getattr(submission, field.name) for field in fields(Submission)}
-        return cls(**values, params=params, reader=reader)
 
 
 def engine_window(config: Any) -> EngineWindow:

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from msgspec import UNSET
+
 from semel.core import Digest, Feature, Item, Placeholder, PrefetchedOutput, Prompt, Submission, Timeline
 from semel.engine.protocol import Engine
 from semel.engine.vllm.compat.probes import call_core, call_workers
@@ -59,7 +61,10 @@ class Probed:
         *,
         is_sent: bool = True,
     ) -> tuple[int, ...]:
-        """Return the tokens that follow items of this feature, under these names; it is sent, or there already."""
+        """Return the tokens that follow items of this feature, under these names; it is sent, or there already.
+
+        Of a model that pools, these are the bytes of its output.
+        """
         features = dict.fromkeys(digests, feature) if is_sent else {}
         return await self._ask(_prompt(digests, feature), features, tuple(prefetched))
 
@@ -83,10 +88,13 @@ class Probed:
         self, prompt: Prompt, features: Mapping[Digest, Feature], prefetched: tuple[PrefetchedOutput, ...]
     ) -> tuple[int, ...]:
         name = f"proof-{next(self._numbers)}"
-        submission = Submission(name, prompt, features, _SAMPLING, cache_salt=name, prefetched_outputs=prefetched)
+        pooling = self._engine.contract.pooling
+        sampling = _SAMPLING if pooling is UNSET else {"task": pooling.task}
+        submission = Submission(name, prompt, features, sampling, cache_salt=name, prefetched_outputs=prefetched)
         stream = await self._engine.submit(submission)
         try:
-            return tuple([token async for output in stream for token in output.token_ids])
+            outputs = [output async for output in stream]
+            return tuple(part for one in outputs for part in (one.pooling.data if one.pooling else one.token_ids))
         finally:
             await stream.close()
 

@@ -20,9 +20,9 @@ from semel.engine.vllm.requests.sampling import sampling_params
 from semel.engine.vllm.tier.host import HostTier
 from semel.errors import EngineDead, SemelError
 
-__all__ = ["ONE_TOKEN", "SHORT_PROMPT", "Warmup"]
+__all__ = ["SHORT_PROMPT", "Warmup"]
 
-ONE_TOKEN: Final[Mapping[str, object]] = {"max_tokens": 1}
+_ONE_TOKEN: Final[Mapping[str, object]] = {"max_tokens": 1}
 SHORT_PROMPT: Final = Prompt((0,) * 8, Timeline.decoder(()), ())  # one of a single token ends Qwen3.5 on a CPU
 _SCHEMA: Final = '{"type": "boolean"}'
 _ATTEMPTS: Final = 2
@@ -79,11 +79,11 @@ class Warmup:
         return probe
 
     async def _generate(self, modality: Modality, feature: Feature) -> None:
-        """Generate a token from an item: if the engine dies of that, it dies before it is ready."""
+        """Answer a prompt with an item: if the engine dies of that, it dies before it is ready."""
         items = {_digest(modality): feature}
         prompt = self._delivery.shortest_prompt(items)
         prompt = replace(prompt, token_ids=(*prompt.token_ids, 0))  # an item at the end ends Qwen3-Omni
-        submission = Submission(f"warm-{modality}", prompt, items, ONE_TOKEN)
+        submission = Submission(f"warm-{modality}", prompt, items, self._delivery.sampling)
         try:
             async for _ in await self._engine.submit(submission):
                 pass
@@ -95,7 +95,7 @@ class Warmup:
     async def _compile(self, grammars: Grammars) -> None:
         """Let the engine choose and load its grammar backend now, or the first request would choose it for all."""
         grammars.start()
-        sampling = {**ONE_TOKEN, "structured_outputs": {"json": _SCHEMA}}
+        sampling = {**_ONE_TOKEN, "structured_outputs": {"json": _SCHEMA}}
         try:
             await grammars.preapprove(sampling_params(sampling).structured_outputs)
             stream = await self._engine.submit(Submission("warm", SHORT_PROMPT, {}, sampling))

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from semel.frontend.api.openai.requests import ChatCompletionRequest, TokenizeChatRequest
+from semel.core import Tenant
 from semel.frontend.budget import Account
 from semel.frontend.http.body import CLIENT_CLOSED, parse_body, read, unless_disconnected
 from semel.frontend.http.download import Download
@@ -25,10 +25,10 @@ from semel.frontend.http.sse import EventStream
 from semel.frontend.limits import BodyLimits
 from semel.frontend.middleware.authentication import tenant_name
 from semel.frontend.service import FrontendState, ServedModel
-from semel.render import Intent, ParsedRequest, has_parts
+from semel.render import ChatRequest, Intent, ParsedRequest, Pipeline, has_parts
 from semel.telemetry.request_context import current_request, own_id
 
-__all__ = ["Call", "prompt_limits", "read_prompt_json", "serve_call"]
+__all__ = ["Call", "ChatLike", "prompt_limits", "read_prompt_json", "serve_call"]
 
 _CHAR_BYTES: Final = 200
 """Memory of one character while its text becomes tokens."""
@@ -43,6 +43,18 @@ class _Addressed(Protocol):
 
     @property
     def model(self) -> str | None: ...
+
+
+class ChatLike(Protocol):
+    """A request with one chat."""
+
+    def chat(self) -> ChatRequest:
+        """Return the parts of the request that determine the prompt."""
+        ...
+
+    def tenant(self, name: str = "", /) -> Tenant:
+        """Return the tenant of the items and prefixes; `name` is the one bound to the API key."""
+        ...
 
 
 _T = TypeVar("_T", bound=_Addressed)
@@ -75,13 +87,22 @@ class Call:
         return parsed
 
     async def read_chat(
-        self, parsed: ChatCompletionRequest | TokenizeChatRequest, intent: Intent = "execute"
+        self,
+        parsed: ChatLike,
+        intent: Intent = "execute",
+        *,
+        pipeline: Pipeline | None = None,
+        is_charged: bool = False,
     ) -> ParsedRequest:
-        """Parse a chat. Charges its decoded base64 first: at most three quarters of the body's length."""
+        """Parse a chat. Charges its decoded base64 first: at most three quarters of the body's length.
+
+        Its pipeline is that of chats unless one is named. `is_charged` tells that of a request with several chats the
+        base64 of all is charged.
+        """
         chat = parsed.chat()
-        if has_parts(chat.messages):
+        if not is_charged and has_parts(chat.messages):
             self.account.take(3 * self.account.charged // 4)
-        return await self.serving.pipeline.read_chat(
+        return await (pipeline or self.serving.pipeline).read_chat(
             chat,
             parsed.tenant(self.tenant),
             intent=intent,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from starlette.responses import Response
 
 from semel.core import Output
@@ -101,6 +101,8 @@ async def begin_chat(call: Call, request: ChatCompletionRequest, on_read: OnRead
     `on_read` is called with the parsed request, before it is submitted.
     """
     serving, role, is_streamed = call.serving, request.role, request.stream
+    if (pooling := serving.contract.pooling) is not UNSET:
+        serving.refuse_to_generate(pooling)
     name = call.answer_id(request.request_id)
     options, count, returns_ids = request.response_options(), request.n, request.return_media_ids
     submitting = partial(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from msgspec import UNSET
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -84,6 +85,8 @@ async def _invoke(call: Call, request: ChatCompletionRequest | CompletionRequest
 
 async def _complete(call: Call, request: CompletionRequest) -> Response:
     serving = call.serving
+    if (pooling := serving.contract.pooling) is not UNSET:
+        serving.refuse_to_generate(pooling)
     submitted: dict[int, tuple[Stream, Prompt]] = {}
     handed_over = False
     try:

@@ -7,7 +7,6 @@ and after the same work (S12).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from semel.aio import run_if_large
 from semel.core import Digest
 from semel.errors import InvalidRequest, NoMediaStore, NotReady, ServiceError, UnknownMedia, excerpt
 from semel.frontend.api.openai.files import (
@@ -48,7 +48,6 @@ __all__ = ["file_routes"]
 
 _PATH: Final = "/v1/files"
 _BINARY: Final = "application/octet-stream"
-_LARGE: Final = 1 << 20
 _REFUSED: Final = (InvalidRequest.status, UnknownMedia.status, 413, 429, ServiceError.status, NotReady.status, 504)
 _UPLOAD: Final = takes(TypeAdapter(FileUpload), {JSON: shape(FileObject)}, form=FORM)
 
@@ -121,7 +120,7 @@ async def _upload(
         raise InvalidRequest.of("file", "the file is empty: send its bytes")
     file = Upload(
         data=data,
-        content=await _content_of(data),
+        content=(await run_if_large(partial(blake3, data), len(data))).digest(),
         name=form.file_names["file"],
         purpose=upload.purpose,
         ttl_s=None if upload.expires_after is None else upload.expires_after.seconds,
@@ -186,13 +185,6 @@ def _parse(param: str, text: str) -> Digest:
 
 def _unknown(param: str, text: str) -> UnknownMedia:
     return UnknownMedia.of(param, f"there is no file {excerpt(repr(excerpt(text)))}; upload it again")
-
-
-async def _content_of(data: bytes | bytearray) -> bytes:
-    def hash_it() -> bytes:
-        return blake3(data).digest()
-
-    return hash_it() if len(data) <= _LARGE else await asyncio.to_thread(hash_it)
 
 
 _FILE_ID: Final = {"name": "file_id", "in": "path", "required": True, "schema": {"type": "string"}}

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
+from msgspec import UNSET
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -111,6 +112,8 @@ async def _ask_file(
 
 async def _generate(call: Call, parsed: GenerateRequest) -> Response:
     request_id, serving = call.request_id, call.serving
+    if (pooling := serving.contract.pooling) is not UNSET:
+        serving.refuse_to_generate(pooling)
     if (renderer := serving.pipeline.chat_renderer) is None:
         raise InvalidRequest(f"{serving.model} transcribes: send the clip to /v1/audio/transcriptions")
     watch = Stopwatch(serving.pipeline.timings)

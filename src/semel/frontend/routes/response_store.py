@@ -21,7 +21,7 @@ from typing import Final, Self
 import msgspec
 from blake3 import blake3
 
-from semel.aio import concurrently
+from semel.aio import concurrently, run_if_large
 from semel.core import Digest, Media, Tenant
 from semel.errors import (
     Busy,
@@ -53,8 +53,6 @@ _PREVIOUS: Final = "previous_response_id"
 _PREFIX: Final = "resp_"
 _LIGHT: Final = 64 * 1024
 """Bytes of JSON that are read and written on the event loop, in a millisecond; more are work for a thread."""
-
-_LARGE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ class ResponseWriter:
             answer = msgspec.json.encode(response)
             packing = partial(pack, answer, items)
             self._waiting.hold(len(answer) + len(items))
-            record = await run_if_heavy(packing, light=len(items) <= _LARGE)
+            record = await run_if_large(packing, len(items))
             records = self._stored.records
             writing = partial(records.write, self._tenant, self.name, record, self._pin)
             await records.breaker.call(self._tenant.name, writing)
@@ -182,7 +180,7 @@ class ResponseWriter:
             if kind != "document":  # what it was sent as counts
                 kind = one.modality
             if (found := await files.locate(tenant, content)) is None or found.modality != kind:
-                hashed = await run_if_heavy(partial(blake3, one.data), light=one.nbytes <= _LARGE)
+                hashed = await run_if_large(partial(blake3, one.data), one.nbytes)
                 upload = Upload(one.data, hashed.digest(), name="", purpose="user_data", modality=kind)
                 await files.put(tenant, upload, self._pin)
 

@@ -11,6 +11,7 @@ import asyncio
 from functools import partial
 from typing import Final, TypeVar
 
+from msgspec import UNSET
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -103,6 +104,8 @@ def decoder_text(language: str, prompt: str, *, times: bool, task: Task = "trans
 async def _ask(
     kind: type[_Speech], request: Request, service: FrontendState, adapter: TypeAdapter[_Speech], call: Call
 ) -> _Speech:
+    if (pooling := call.serving.contract.pooling) is not UNSET:
+        call.serving.refuse_to_generate(pooling)
     if call.serving.pipeline.chat_renderer is not None:
         raise InvalidRequest(f"{call.serving.model} does not transcribe: send the clip in a chat, as input_audio")
     body = await read_bytes(request, service.body, call.account)

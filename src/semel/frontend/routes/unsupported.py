@@ -22,7 +22,7 @@ NOT_SUPPORTED: Final = "not_supported"
 
 _METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
-_POOL: Final = "the model that is served here generates; embeddings, scores and classes are for a server of their own"
+_CLASSIFY: Final = "use /classify of a model that is served with --runner pooling"
 _LORA: Final = "adapters cannot be loaded; serve the merged model"
 _DERENDER: Final = "use /v1/chat/completions, which answers in text, or /detokenize"
 
@@ -39,23 +39,14 @@ UNSUPPORTED: Final[Mapping[str, str]] = {
     "/v1/chat/completions/derender": _DERENDER,
     "/v1/completions/derender": _DERENDER,
     "/inference/v1/abort_requests": "close the connection of a request to abort it",
-    "/v1/embeddings": _POOL,
-    "/v2/embed": _POOL,
-    "/pooling": _POOL,
-    "/classify": _POOL,
-    "/score": _POOL,
-    "/v1/score": _POOL,
-    "/generative_scoring": _POOL,
-    "/rerank": _POOL,
-    "/v1/rerank": _POOL,
-    "/v2/rerank": _POOL,
+    "/generative_scoring": _CLASSIFY,
     "/v1/load_lora_adapter": _LORA,
     "/v1/unload_lora_adapter": _LORA,
     "/v1/audio/speech": "answers are text",
     "/v1/images/generations": "answers are text",
     "/v1/realtime": "send whole clips, to /v1/audio/transcriptions or in a chat",
     "/v1/batches": "run `semel batch` with the file, or send each request by itself",
-    "/v1/moderations": _POOL,
+    "/v1/moderations": _CLASSIFY,
 }
 """The replacements, by path. The first matching path counts, so fixed paths come before those with parameters."""
 

@@ -11,16 +11,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
+from struct import pack
 from typing import Final, Literal, get_args
 
 from blake3 import blake3
 
-from semel.core import Contract, Digest, Feature, FeatureInfo, LruMap, Output, Prompt, Submission
+from semel.core import Contract, Digest, Feature, FeatureInfo, LruMap, Output, PoolingOutput, Prompt, Submission
 from semel.engine import ItemCacheWatcher
 from semel.engine.progress import StepWatch
 from semel.errors import EngineDead, EngineFailed, FeatureMissing, InvalidRequest
 
-__all__ = ["EchoEngine", "EchoStream", "EngineFault", "echo"]
+__all__ = ["EchoEngine", "EchoStream", "EngineFault", "echo", "echo_vector"]
 
 EngineFault = Literal["submission", "first_token", "second_token", "no_token_left", "hang", "death", "late_death"]
 """Where an engine fails a request: when it gets it, or instead of a token. Or its structured output leaves no second
@@ -40,11 +42,21 @@ def echo(prompt: Prompt, features: Mapping[Digest, Feature]) -> tuple[int, ...]:
     return tuple(hasher.digest(4))
 
 
+def echo_vector(prompt: Prompt, features: Mapping[Digest, Feature], numbers: int = 4) -> tuple[float, ...]:
+    """Return what an `EchoEngine` pools: as many numbers, of the same hash as its tokens."""
+    return tuple((token + number) / 256 for number, token in zip(range(numbers), cycle(echo(prompt, features))))
+
+
 class EchoStream:
     """The answer to one submission."""
 
     def __init__(
-        self, engine: EchoEngine, tokens: tuple[int, ...], missing: list[Digest], fault: EngineFault | None = None
+        self,
+        engine: EchoEngine,
+        tokens: tuple[int, ...],
+        missing: list[Digest],
+        fault: EngineFault | None = None,
+        pooled: PoolingOutput | None = None,
     ) -> None:
         self.tokens = tokens
         self.missing = missing
@@ -52,6 +64,7 @@ class EchoStream:
 
         self._engine = engine
         self._fault = fault
+        self._pooled = pooled
         self._pause_s = engine.pause_s
         self.closed = False
 
@@ -65,6 +78,9 @@ class EchoStream:
                 if self._fault is not None and number == _FAULTY_TOKEN.get(self._fault, 1):
                     await _suffer(self._fault)
                 await self._engine.step()
+                if self._pooled is not None:
+                    yield Output(0, "", (), finish_reason="stop", cached_tokens=0, pooling=self._pooled)
+                    return
                 yield Output(0, "", (token,), finish_reason="stop" if number == len(self.tokens) else None)
 
     async def close(self) -> None:
@@ -91,6 +107,9 @@ class EchoEngine:
         self.progress = StepWatch()
         self.hangs = False
         """Whether it makes no step, for any request."""
+
+        self.pooled_shape: tuple[int, ...] = ()
+        """The shape of what it pools; empty for one vector of four numbers."""
 
         self.killed = False
         self.client_queries = 0
@@ -154,7 +173,10 @@ class EchoEngine:
         for digest in digests:
             if digest not in lost:
                 self._hold(digest, found[digest])
-        return EchoStream(self, () if lost else echo(submission.prompt, found), lost, _fault(fault))
+        if lost:
+            return EchoStream(self, (), lost, _fault(fault))
+        pooled = self._pool(submission.prompt, found) if "task" in submission.sampling else None
+        return EchoStream(self, echo(submission.prompt, found), lost, _fault(fault), pooled)
 
     @property
     def injection_refusal(self) -> str:
@@ -183,6 +205,12 @@ class EchoEngine:
         finally:
             self._answers -= 1
             self.progress.set_requests(self._answers)
+
+    def _pool(self, prompt: Prompt, features: Mapping[Digest, Feature]) -> PoolingOutput:
+        shape = self.pooled_shape or (4,)
+        rows = shape[0] if len(shape) > 1 else 1
+        numbers = echo_vector(prompt, features, shape[-1]) * rows
+        return PoolingOutput(shape, pack(f"<{len(numbers)}f", *numbers))
 
     def _count(self, submission: Submission) -> None:
         """Count what the client sent, place by place: an item that is shown twice is a hit the second time."""

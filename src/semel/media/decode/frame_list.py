@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import pybase64
-
 from semel.errors import InvalidRequest, MediaError, MediaTooLarge, MediaUndecodable
 from semel.media.decode.image import decode_image, size_from_header
 from semel.media.decode.limits import DecodeLimits
@@ -81,14 +79,14 @@ class FrameReader:
     def of(cls, data: bytes, num_frames: int, limits: DecodeLimits) -> FrameReader:
         """Return the reader of a list's first `num_frames`, or of all if that is -1; too many are refused."""
         count = count_frames(data) if num_frames < 0 else min(count_frames(data), num_frames)
-        if count > limits.max_video_frames:
-            raise MediaTooLarge(
-                f"the list has {count:,} frames; the limit is {limits.max_video_frames:,} (--max-video-frames)"
-            )
+        if count > (most := min(limits.max_video_frames, MAX_FRAMES)):  # nobody has counted further than that
+            raise MediaTooLarge(f"the list has {count:,} frames; the limit is {most:,} (--max-video-frames)")
         return cls(limits)
 
     def load_base64(self, media_type: str, data: str) -> Image.Image:
         """Return the next frame; the name is that of vLLM's loaders of images."""
+        import pybase64
+
         del media_type
         number = len(self._sizes)
         try:

@@ -9,16 +9,13 @@ identity: the same URL may return other bytes later (S11).
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final, Literal, Self
 
 from semel.cache import Flight
@@ -26,15 +23,16 @@ from semel.core import Tenant
 from semel.errors import MediaNotAllowed, MediaTooLarge, MediaUnavailable, SemelError
 from semel.media.fetch.connector import Lookup
 from semel.media.fetch.download import Downloader, FetchLimits
-from semel.media.fetch.policy import Folder, MediaPolicy
+from semel.media.fetch.local import read_file
+from semel.media.fetch.policy import MediaPolicy
 from semel.media.fetch.responses import ResponseCache, ResponseKey, StoredResponse
 from semel.media.fetch.settings import FetchSettings
-from semel.media.fetch.sharing import ResponseStore, SharedFetches
+from semel.media.fetch.sharing import Pin, ResponseStore, SharedFetches
 from semel.media.fetch.url import FileUrl, Url, WebUrl
 from semel.telemetry import metrics
 from semel.telemetry.meter import Sample
 
-__all__ = ["FetchOptions", "Fetcher", "Spend", "read_file"]
+__all__ = ["FetchOptions", "Fetcher", "Spend"]
 
 Spend = Callable[[int], None]
 """Called with the number of bytes that a request is about to hold. Raises if it must not hold them."""
@@ -80,8 +78,9 @@ class _Unpaid(Exception):
 class _Payer:
     """Charges the bytes of a download to the request that leads it, while that request exists."""
 
-    def __init__(self, spend: Spend) -> None:
+    def __init__(self, spend: Spend, pin: Pin | None) -> None:
         self._spend: Spend | None = spend
+        self._pin = pin
         self.leads = False
 
     def spend(self, nbytes: int) -> None:
@@ -92,8 +91,14 @@ class _Payer:
         except SemelError as error:
             raise _Unpaid(error) from None
 
+    def pin(self, nbytes: int) -> Callable[[], None]:
+        if self._pin is not None:
+            with suppress(SemelError):  # it is just being called back
+                return self._pin(nbytes)
+        return lambda: None
+
     def leave(self) -> None:
-        self._spend = None
+        self._spend = self._pin = None
 
 
 @dataclass(slots=True)
@@ -130,11 +135,20 @@ class Fetcher:
         """Close all connections."""
         await self._downloader.close()
 
-    async def fetch(self, url: Url, tenant: Tenant, *, apart: bool = False, spend: Spend = lambda _: None) -> bytes:
+    async def fetch(
+        self,
+        url: Url,
+        tenant: Tenant,
+        *,
+        apart: bool = False,
+        spend: Spend = lambda _: None,
+        pin: Pin | None = None,
+    ) -> bytes:
         """Return the bytes of a URL.
 
         `spend` is called before bytes are stored: part by part for the call that leads a fetch, all at once for a call
-        that joins it or hits the cache. It is never called after this call has ended.
+        that joins it or hits the cache. It is never called after this call has ended. `pin` is called for the call that
+        leads a fetch, while a store reads or writes the bytes.
         """
         try:
             self._options.policy.check(url)
@@ -148,7 +162,7 @@ class Fetcher:
             self._counts.hits += not apart
             spend(len(stored.data))
             return stored.data
-        payer = _Payer(spend)
+        payer = _Payer(spend, pin)
         try:
             data = await self._flight.do((apart, key), partial(self._download, key, stored, apart, payer))
         except _Unpaid as error:
@@ -208,7 +222,7 @@ class Fetcher:
         if self._shared is None or apart:
             response = await ask(cached)
         else:
-            response = await self._shared.fetch(key, cached, payer.spend, ask)
+            response = await self._shared.fetch(key, cached, payer.spend, payer.pin, ask)
         if not apart:
             self._cache.put(key, response)
         return response.data
@@ -257,48 +271,3 @@ class Fetcher:
         finally:
             self._counts.outcomes[outcome] += 1
             self._counts.seconds += time.monotonic() - begin
-
-
-_CHUNK_BYTES: Final = 1 << 20
-
-
-async def read_file(url: FileUrl, folder: Folder, *, max_bytes: int, spend: Callable[[int], None]) -> bytes:
-    """Read a file. Calls `spend` with the number of bytes before reading them."""
-    try:
-        # Each thread opens and closes its own descriptor: a cancelled caller leaves nothing open.
-        size = await asyncio.to_thread(_size, url.path, folder.real)
-        if size > max_bytes:
-            raise MediaTooLarge(f"the file has over {max_bytes:,} bytes; raise the limit with --max-media-bytes")
-        spend(size)
-        return await asyncio.to_thread(_read, url.path, folder.real, size)
-    except (OSError, ValueError):
-        # The same error for every cause: a client must not learn whether a file exists elsewhere.
-        raise MediaUnavailable("there is no such file in the folder of --allowed-local-media-path") from None
-
-
-def _size(path: str, folder: Path) -> int:
-    with _found(path, folder) as place:
-        return os.fstat(place).st_size
-
-
-def _read(path: str, folder: Path, size: int) -> bytes:
-    """Read this many bytes of a file, and no more if it has grown."""
-    parts = []
-    with _found(path, folder) as place, Path(f"/proc/self/fd/{place}").open("rb", buffering=0) as file:
-        while size > 0 and (part := file.read(min(size, _CHUNK_BYTES))):
-            parts.append(part)
-            size -= len(part)
-    return b"".join(parts)
-
-
-@contextmanager
-def _found(path: str, folder: Path) -> Iterator[int]:
-    """Open a regular file in the folder, not yet for reading."""
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        real = Path(f"/proc/self/fd/{place}").readlink()
-        if not stat.S_ISREG(os.fstat(place).st_mode) or not real.is_relative_to(folder):
-            raise PermissionError(path)
-        yield place
-    finally:
-        os.close(place)

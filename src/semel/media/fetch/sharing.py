@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeVar
 from semel.fairness.circuit_breaker import CircuitBreaker, CircuitOpen
 from semel.media.fetch.responses import ResponseKey, StoredResponse
 
-__all__ = ["LEASE_S", "Download", "ResponseStore", "SharedFetches"]
+__all__ = ["LEASE_S", "Download", "Pin", "ResponseStore", "SharedFetches"]
 
 LEASE_S: Final = 2.0
 """Seconds for which a lease is valid, and the most that a fetch waits for another frontend's."""
@@ -36,8 +36,13 @@ _MAX_POLL_S: Final = 0.2
 _T = TypeVar("_T")
 
 Spend = Callable[[int], None]
+Pin = Callable[[int], Callable[[], None]]
+"""Keeps bytes that were spent on the account of who fetches until an operation has ended that nobody can stop."""
+
 Download = Callable[[StoredResponse | None], Awaitable[StoredResponse]]
 """Asks the origin, with the response that it may confirm."""
+
+_Read = Callable[[], Awaitable[StoredResponse | None]]
 
 Reusable = Callable[[StoredResponse, bool], bool]
 """Decides whether a response may be served without asking its origin; True: its own fetch was under way meanwhile."""
@@ -46,10 +51,10 @@ Reusable = Callable[[StoredResponse, bool], bool]
 class ResponseStore(Protocol):
     """Responses and leases, by tenant and URL. Any call may raise `MediaStoreUnavailable`."""
 
-    async def read(self, key: ResponseKey, spend: Spend) -> StoredResponse | None:
+    async def read(self, key: ResponseKey, spend: Spend, pin: Pin) -> StoredResponse | None:
         """Return a response as it was written. `spend` is called with its bytes before they are read."""
 
-    async def write(self, key: ResponseKey, response: StoredResponse) -> None:
+    async def write(self, key: ResponseKey, response: StoredResponse, pin: Pin) -> None:
         """Store a response in place of the previous one, if there is room."""
 
     async def delete(self, key: ResponseKey) -> None:
@@ -78,34 +83,35 @@ class SharedFetches:
         """Fetches that did without the store, since it was down or slow."""
 
     async def fetch(
-        self, key: ResponseKey, cached: StoredResponse | None, spend: Spend, download: Download
+        self, key: ResponseKey, cached: StoredResponse | None, spend: Spend, pin: Pin, download: Download
     ) -> StoredResponse:
         """Return the response of the store, or of the origin. `cached` is what this frontend has, which is not fresh.
 
-        `spend` is called with the bytes of a response before they are read from the store. Raises what `download` and
-        `spend` do.
+        `spend` is called with the bytes of a response before they are read from the store, and `pin` while the store
+        reads and writes them. Raises what `download` and `spend` do.
         """
+        read = partial(self._store.read, key, spend, pin)
         async with AsyncExitStack() as lease:
             stored = cached
             try:
                 # Without a lifetime each use is confirmed by the origin: nothing there is newer than its answer.
                 if cached is None or cached.freshness.lifetime_s:
-                    found = await self._ask(key, partial(self._store.read, key, spend))
+                    found = await self._ask(key, read)
                     if found is not None and self._is_reusable(found, False):
                         return self._hit(found)
                     stored = _newer(cached, found)
                     needs_lease = stored is None or stored.freshness.lifetime_s
-                    if needs_lease and (new := await self._take_turn(key, found, spend, lease)) is not None:
+                    if needs_lease and (new := await self._take_turn(key, found, read, lease)) is not None:
                         return self._hit(new)
             except CircuitOpen:
                 self.failures += 1
             response = await download(stored)
             with suppress(CircuitOpen):  # what was fetched is good all the same
-                await self._publish(key, stored, response)
+                await self._publish(key, stored, response, pin)
             return response
 
     async def _take_turn(
-        self, key: ResponseKey, found: StoredResponse | None, spend: Spend, lease: AsyncExitStack
+        self, key: ResponseKey, found: StoredResponse | None, read: _Read, lease: AsyncExitStack
     ) -> StoredResponse | None:
         """Take the lease of a URL, or wait for its owner. Returns what was stored since `found`, if anything was."""
         if leads := await self._ask(key, partial(self._store.take_lease, key, LEASE_S)):
@@ -115,24 +121,29 @@ class SharedFetches:
         if leads and found is not None:
             return None
         # The previous owner of a lease that is free may have stored a response since the first look.
-        new = await self._ask(key, partial(self._store.read, key, spend))
+        new = await self._ask(key, read)
         if new is None or (found is not None and new.freshness == found.freshness):
             return None
         return new if self._is_reusable(new, True) else None
 
-    async def _publish(self, key: ResponseKey, stored: StoredResponse | None, response: StoredResponse) -> None:
+    async def _publish(
+        self, key: ResponseKey, stored: StoredResponse | None, response: StoredResponse, pin: Pin
+    ) -> None:
         """Store what the origin said, unless nothing has changed."""
         if not response.freshness.shareable:
             if stored is not None:
                 await self._ask(key, partial(self._store.delete, key))
         elif stored is None or response.data is not stored.data or response.freshness.lifetime_s:
-            await self._ask(key, partial(self._store.write, key, response))
+            await self._ask(key, partial(self._store.write, key, response, pin))
 
     async def _wait(self, key: ResponseKey) -> None:
-        """Wait until a lease is gone. One that is not valid any more, or is said to be for too long, is ended."""
+        """Wait until a lease is gone. One that is not valid any more, or is said to be for too long, is ended.
+
+        The clock of its owner may be ahead by as much as a lease is valid.
+        """
         until_s, poll_s = time.monotonic() + LEASE_S, _POLL_S
         while (left_s := await self._ask(key, partial(self._store.lease_left_s, key))) is not None:
-            if not 0 < left_s <= LEASE_S or time.monotonic() >= until_s:
+            if not 0 < left_s <= 2 * LEASE_S or time.monotonic() >= until_s:
                 return await self._end_lease(key)
             await asyncio.sleep(min(poll_s, left_s))
             poll_s = min(1.5 * poll_s, _MAX_POLL_S)

@@ -387,7 +387,7 @@ class Pool:
         else:
             self.processed += isinstance(made, Feature)
             self.assembled += isinstance(made, Assembly)
-            self._deadly.clear(job.media, job.options, job.tenant)
+            await self._deadly.clear(job.media, job.options, job.tenant)
             job.succeed(made)
         finally:
             if not goes_on:
@@ -408,7 +408,7 @@ class Pool:
 
     async def _make(self, child: PoolProcess, job: Job[_T]) -> _T:
         """Return what a process makes of an item; a process that does not do its part is ended."""
-        if (refusal := self._deadly.refusal(job.media, job.options, job.tenant)) is not None:
+        if (refusal := await self._deadly.refusal(job.media, job.options, job.tenant)) is not None:
             raise refusal
         self.decoded += job.decodes
         cpu_s = child.cpu_s
@@ -429,11 +429,11 @@ class Pool:
             if is_stopped:
                 error = NotReady(f"the process that worked on {job.subject} stood still; send the request again")
                 raise (error if is_offered else _ProcessLost(error)) from None
-            raise self._late(job) from None
+            raise await self._late(job) from None
         except (EOFError, OSError):
             was_stuck = await child.end(within_s=END_TIMEOUT_S)
             status = await child.wait()
-            died = self._died(job, status)
+            died = await self._died(job, status)
             raise (_ProcessLost(died) if status == -signal.SIGKILL and not was_stuck else died) from None
         except ProtocolError as error:
             logger.exception("pool process %d broke the protocol and is ended", child.pid)
@@ -494,23 +494,23 @@ class Pool:
             await staging.copy_to(view, self._copies, partial(self._memory.segment.populate, room.offset + nbytes))
         return view
 
-    def _late(self, job: Job[Any]) -> MediaTooLarge:
+    async def _late(self, job: Job[Any]) -> MediaTooLarge:
         # The client's fault and not ours: clients send again what failed with 5xx, and it would hang again.
         error = MediaTooLarge(
             f"preprocessing {job.subject} takes longer than the limit of {self._load.timeout_s:g} s "
             f"(--max-processing-s); send a smaller one"
         )
-        self._deadly.suspect(job.media, job.options, error, job.tenant)
+        await self._deadly.suspect(job.media, job.options, error, job.tenant)
         return error
 
-    def _died(self, job: Job[Any], status: int) -> MediaUndecodable | ServiceError:
+    async def _died(self, job: Job[Any], status: int) -> MediaUndecodable | ServiceError:
         logger.warning("a pool process died with status %d over %r", status, job.media)
         refusal = MediaUndecodable(f"{job.subject} crashes the process that decodes it; send it in another format")
         if status in CRASHES:
-            self._deadly.quarantine(job.media, job.options, refusal, job.tenant)
+            await self._deadly.quarantine(job.media, job.options, refusal, job.tenant)
             return refusal
         if status != -signal.SIGKILL:  # so the kernel ends whom it has no memory for: often not who took it
-            self._deadly.suspect(job.media, job.options, refusal, job.tenant)
+            await self._deadly.suspect(job.media, job.options, refusal, job.tenant)
         return ServiceError(f"the preprocessing process that worked on {job.subject} died; send the request again")
 
 

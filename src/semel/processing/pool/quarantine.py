@@ -4,15 +4,17 @@ Clients send again what failed with 5xx, and an attacker sends again anyway. A c
 that hung or ended by itself may have been unlucky, so its item gets a second try; one that was killed, as the kernel
 does for want of memory, says nothing about its item and is not noted at all. Bounded in number and in time; what is
 processed after all is cleared. Known by a hash of tenant, bytes and options: what happened to one tenant's item refuses
-nothing to another. No I/O.
+nothing to another. Long media are hashed in a thread: a page has its whole document with it. No I/O.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,6 +25,7 @@ from semel.errors import RequestError
 __all__ = ["Quarantine"]
 
 _TRIES: Final = 2
+_LARGE: Final = 1 << 20
 
 _Name = tuple[int, bytes]  # the bytes of the media, the hash of all that decides what happens to it
 
@@ -48,11 +51,11 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._records)
 
-    def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
+    async def refusal(self, media: Media, options: Mapping[str, object], tenant: str = "") -> RequestError | None:
         """Return why it is not tried again, if it is not."""
         if not self._may_have(media):
             return None
-        record = self._records.peek(name := _name(media, options, tenant))
+        record = self._records.peek(name := await _name(media, options, tenant))
         if record is None:
             return None
         if record.until <= self._clock():
@@ -60,21 +63,25 @@ class Quarantine:
             return None
         return None if record.tries_left else type(record.refusal)(str(record.refusal))
 
-    def quarantine(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
+    async def quarantine(
+        self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = ""
+    ) -> None:
         """Note that it crashed a process: it is not tried again for a while."""
-        self._note(_name(media, options, tenant), 0, refusal)
+        self._note(await _name(media, options, tenant), 0, refusal)
 
-    def suspect(self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = "") -> None:
+    async def suspect(
+        self, media: Media, options: Mapping[str, object], refusal: RequestError, tenant: str = ""
+    ) -> None:
         """Note that a process ended over it; not tried again for a while if that happens once more."""
-        name = _name(media, options, tenant)
+        name = await _name(media, options, tenant)
         record = self._records.peek(name)
         tries_left = _TRIES if record is None or record.until <= self._clock() else record.tries_left
         self._note(name, max(tries_left - 1, 0), refusal)
 
-    def clear(self, media: Media, options: Mapping[str, object], tenant: str = "") -> None:
+    async def clear(self, media: Media, options: Mapping[str, object], tenant: str = "") -> None:
         """Note that it has been processed."""
         if self._may_have(media):
-            self._drop(_name(media, options, tenant))
+            self._drop(await _name(media, options, tenant))
 
     def _may_have(self, media: Media) -> bool:
         """Return whether a hash is worth its time: nearly always nothing of this size has ended a process."""
@@ -96,11 +103,13 @@ class Quarantine:
             del self._sizes[name[0]]
 
 
-def _name(media: Media, options: Mapping[str, object], tenant: str) -> _Name:
+async def _name(media: Media, options: Mapping[str, object], tenant: str) -> _Name:
     parts = (
         tenant.encode(),
         media.modality.encode(),
         msgspec.msgpack.encode((options, media.page), order="sorted"),
         media.data,
     )
-    return len(media.data), hash_parts(parts).digest()
+    hashing = partial(hash_parts, parts)
+    hashed = hashing() if len(media.data) <= _LARGE else await asyncio.to_thread(hashing)
+    return len(media.data), hashed.digest()

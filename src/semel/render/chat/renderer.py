@@ -38,6 +38,9 @@ class ChatRenderer:
     assembly: Mapping[Modality, AssemblyKind] = field(default_factory=dict)
     """The way in which items of a modality enter a prompt; one that is not listed is spliced."""
 
+    adds_special_tokens: bool = False
+    """True if the tokenizer adds special tokens to what the template writes, as for scores."""
+
     _ids: dict[int, Modality] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def placeholder_ids(self) -> dict[int, Modality]:
@@ -74,7 +77,7 @@ class ChatRenderer:
         if not are_spelled(self.placeholders.values(), texts):
             text = self._render(chat, add_generation_prompt, mark)
             with room(len(text)):
-                return self.tokenizer.encode(text)
+                return self.tokenizer.encode(text, add_special_tokens=self.adds_special_tokens)
         guard = next(letters)
         literals = self.placeholders.values()
         apart = [literal for literal in literals if self.tokenizer.token_id(literal) is None]

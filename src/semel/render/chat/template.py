@@ -44,6 +44,8 @@ class ChatTemplate:
     plain: Template
     with_tools: Template
     special_tokens: Mapping[str, str]
+    is_operators: bool = False
+    """True if the operator has named it, with `--chat-template`."""
 
     @classmethod
     def load(cls, folder: Path, *, override: str | Path | None = None, tokenizer: Path | None = None) -> Self:
@@ -55,7 +57,7 @@ class ChatTemplate:
         special_tokens = MappingProxyType(_special_tokens(tokenizer))
         if override is not None:
             chosen = _overriding(folder, tokenizer, override)
-            return cls(chosen, chosen, special_tokens)
+            return cls(chosen, chosen, special_tokens, is_operators=True)
         of_tokenizer = _tokenizer_texts(tokenizer)
         plain = _processor_texts(folder).get("default") or of_tokenizer.get("default")
         if plain is None:

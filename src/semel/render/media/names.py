@@ -72,8 +72,9 @@ class MediaNames:
 
     def is_confirmed(self, tenant: Tenant, name: str, since_s: float) -> bool:
         """Return whether a store was seen to have bound a name to what it is bound to here."""
-        content, at_s = self._memory(tenant).confirmed.get(name_key(tenant, name)) or (None, 0.0)
-        return content is not None and at_s >= since_s and content == self.bound(tenant, name)
+        memory, key = self._memory(tenant), name_key(tenant, name)
+        content, at_s = memory.confirmed.get(key) or (None, 0.0)
+        return content is not None and at_s >= since_s and content == memory.names.get(key)
 
     def remember_digest(self, tenant: Tenant, reference: Digest, digest: Digest) -> None:
         """Remember the item of a content, under a processor and options that the reference covers too."""

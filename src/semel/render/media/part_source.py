@@ -105,9 +105,9 @@ def source_of(part: dict[str, Any], kind: str, name: str | None, files: Files, w
     if kind == "file":
         return _any_file(part.get("file"), files, where)
     if kind == "document":
-        return _document(_document_source(part.get("source"), f"{where}.source"), part, where)
+        return _document(_block_source(part.get("source"), f"{where}.source", mime=PDF), part, where)
     if kind == "image":
-        return _image_source(part.get("source"), f"{where}.source")
+        return _block_source(part.get("source"), f"{where}.source")
     field_name, modality = _URL_FIELDS.get(kind, ("input_audio", "audio"))
     value = part.get(field_name)
     if name is not None and _is_stripped(value):
@@ -195,16 +195,19 @@ def _document(document: Media | MediaUrl | MediaFile, options: Mapping[str, Any]
     return Document(document, where, first, last, dpi)
 
 
-def _document_source(value: object, where: str) -> Media | MediaUrl:
-    """Return a document as Anthropic's API has it: its URL, or its base64."""
+def _block_source(value: object, where: str, *, mime: str | None = None) -> Media | MediaUrl:
+    """Return an image, or what is of this type, as Anthropic's API has it: its URL, or its base64."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or kind not in ("base64", "url"):
         raise InvalidRequest.of(where, 'must be of type "base64" with "data", "url" with "url", or "file" with an id')
     if kind == "url":
-        return source_from(_encoded(value.get("url"), f"{where}.url"), "image", where=where, mime=PDF)
-    if value.get("media_type", PDF) != PDF:
-        raise InvalidRequest.of(f"{where}.media_type", f'must be "{PDF}": other documents are not read')
-    return media_from_base64(_encoded(value.get("data"), f"{where}.data"), "image", mime=PDF, where=where)
+        return source_from(_encoded(value.get("url"), f"{where}.url"), "image", where=where, mime=mime)
+    found = string_of(value.get("media_type", mime or "image/jpeg"), f"{where}.media_type")
+    if mime is not None and found != mime:
+        raise InvalidRequest.of(f"{where}.media_type", f'must be "{mime}": other documents are not read')
+    if mime is None and (found.partition("/")[0].lower() != "image" or len(found) > _MAX_MIME_CHARS):
+        raise InvalidRequest.of(f"{where}.media_type", f'must be a short name such as "image/png", not {found[:32]!r}')
+    return media_from_base64(_encoded(value.get("data"), f"{where}.data"), "image", mime=found, where=where)
 
 
 def _inline_file(value: Mapping[str, Any], where: str) -> Source:
@@ -219,19 +222,6 @@ def _inline_file(value: Mapping[str, Any], where: str) -> Source:
             where, f'"file_data" is read of PDFs and images only, as {_PDF_DATA};base64,… or {_IMAGE_DATA}…;base64,…'
         )
     return source_from(data, "image", where=where)
-
-
-def _image_source(value: object, where: str) -> Source:
-    """Return an image as Anthropic's API has it: its URL, or its base64 and what it is."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or kind not in ("base64", "url"):
-        raise InvalidRequest.of(where, 'must be an object of type "base64" with "data", or of type "url" with "url"')
-    if kind == "url":
-        return source_from(_encoded(value.get("url"), f"{where}.url"), "image", where=where)
-    mime = string_of(value.get("media_type", "image/jpeg"), f"{where}.media_type")
-    if mime.partition("/")[0].lower() != "image" or len(mime) > _MAX_MIME_CHARS:
-        raise InvalidRequest.of(f"{where}.media_type", f'must be a short name such as "image/png", not {mime[:32]!r}')
-    return media_from_base64(_encoded(value.get("data"), f"{where}.data"), "image", mime=mime, where=where)
 
 
 def _input_audio(value: object, where: str) -> Media:

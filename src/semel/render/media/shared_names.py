@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
@@ -32,6 +33,9 @@ _TIMEOUT_S: Final = 2.0
 _PAUSE_S: Final = 10.0
 """Seconds for which a tenant does without a store that failed."""
 
+_MAX_WAITING: Final = 4_096
+"""Names of a tenant that may wait to be written. A request may have more, alone; those of others are left out."""
+
 
 class SharedNames:
     """The names of one frontend, `memory`, and of all that have the same store."""
@@ -42,6 +46,8 @@ class SharedNames:
         self._clock = clock
         self._breaker = CircuitBreaker(_TIMEOUT_S, _PAUSE_S)
         self._writing: set[asyncio.Task[None]] = set()
+        self._waiting: Counter[str] = Counter()
+        """By tenant: the names of these."""
         self._learned = 0
         self._failures = 0
 
@@ -69,11 +75,25 @@ class SharedNames:
         self._memory.bind(tenant, name, bound.content)
         self._memory.confirm(tenant, name, bound.content, now_s)
 
-    def write(self, work: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Write names, even if their client goes. Returns a call that waits for it, but not for long."""
-        writing = asyncio.create_task(work)
+    def write(
+        self, tenant: Tenant, count: int, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        """Write so many names, even if their client goes. Returns a call that waits for it, but not for long.
+
+        If too many of the tenant's wait already, these are left out, and written when they are used next.
+        """
+        if (waiting := self._waiting[tenant.name]) and waiting + count > _MAX_WAITING:
+            self._failures += count
+            return None
+        self._waiting[tenant.name] += count
+        writing = asyncio.create_task(work())
         self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
+
+        def end(_: object) -> None:
+            self._writing.discard(writing)
+            self._waiting[tenant.name] -= count
+
+        writing.add_done_callback(end)
 
         async def wait() -> None:
             await asyncio.wait([writing], timeout=_TIMEOUT_S)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import chain
 from typing import ClassVar, Final
 
 import pybase64
@@ -178,13 +180,12 @@ def _from_data_url(text: str | LongString, modality: Modality, where: str, wante
 
 def _frame_list(text: str | LongString, where: str) -> Media:
     """Return a video whose frames are images in base64, between commas. They are counted, and decoded later."""
+    made = BytesIO()  # `bytes.join` would hold all pieces at a time, which nobody has paid for
     try:
-        # Of pieces that are bytes: they are joined without the interpreter's lock, views would be with it.
-        rest = [text.encode("ascii")] if isinstance(text, str) else text.pieces()
-        data = b"".join((FRAME_LIST, *rest))
+        made.writelines(chain((FRAME_LIST,), [text.encode("ascii")] if isinstance(text, str) else text.pieces()))
     except UnicodeEncodeError:
         raise MediaError.of(where, "the frames are not valid base64: encode each without line breaks") from None
-    if len(data) == len(FRAME_LIST):
+    if len(data := made.getvalue()) == len(FRAME_LIST):
         raise MediaError.of(where, "the list has no frames: send each in base64, with commas between them")
     if count_frames(data) > MAX_FRAMES:
         raise InvalidRequest.of(where, f"the list has over {MAX_FRAMES:,} frames: send fewer")

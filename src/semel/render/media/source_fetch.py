@@ -11,6 +11,7 @@ from semel.core import Media, Tenant
 from semel.errors import MediaNotAllowed, RequestError
 from semel.media.fetch.url import Url
 from semel.render.media.source import PDF, Document, DocumentPage, MediaFile, MediaName, MediaUrl, Source
+from semel.store import Pin
 
 __all__ = ["Fetch", "Fetched", "Intent", "Spend", "fetch_sources"]
 
@@ -36,13 +37,16 @@ Fetched = Media | MediaFile | MediaName | Document | DocumentPage
 class Fetch(Protocol):
     """Returns the bytes behind a URL, from the network or a cache."""
 
-    async def __call__(self, url: Url, tenant: Tenant, /, *, apart: bool, spend: Spend) -> bytes:
-        """Return the bytes. `apart` is for an inspection, which must change nothing that other requests can see."""
+    async def __call__(self, url: Url, tenant: Tenant, /, *, apart: bool, spend: Spend, pin: Pin) -> bytes:
+        """Return the bytes. `apart` is for an inspection, which must change nothing that other requests can see.
+
+        `pin` is called while a store reads or writes them.
+        """
         ...
 
 
 async def fetch_sources(
-    sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend
+    sources: Sequence[Source], fetch: Fetch | None, tenant: Tenant, intent: Intent, spend: Spend, pin: Pin
 ) -> Sequence[Fetched]:
     """Return the media of all sources, in order. If nothing has to be fetched, the sources are returned unchanged."""
     wanted: dict[Url, MediaUrl] = {}
@@ -58,7 +62,7 @@ async def fetch_sources(
         try:
             if fetch is None:
                 raise MediaNotAllowed("nothing is fetched here: send a data URL")
-            got[source.url] = await fetch(source.url, tenant, apart=intent == "inspect", spend=spend)
+            got[source.url] = await fetch(source.url, tenant, apart=intent == "inspect", spend=spend, pin=pin)
         except RequestError as error:  # other requests may wait for the same fetch and get the same error object
             raise error.at(source.where) from None
 

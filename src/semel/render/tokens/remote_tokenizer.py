@@ -48,6 +48,15 @@ class RemoteTokenizer(Tokenizer):
             return self._vocabulary.texts[token_ids[0]]
         return self._call_decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def encode_within(self, text: str, most: int, *, keeps_end: bool = False) -> list[int]:
+        """Return the first `most` token ids of a text, or the last."""
+        tokens = self.encode(text, add_special_tokens=True)
+        return tokens[-most:] if keeps_end else tokens[:most]
+
+    def encode_pair(self, first: str, second: str) -> list[int]:  # noqa: ARG002
+        """Refused: the engine's own tokenizer is asked for single texts only."""
+        raise InvalidRequest("pairs cannot be scored without a tokenizer.json in the model folder: ask its operator")
+
     def tokens(self, token_ids: Sequence[int]) -> list[str]:  # noqa: ARG002
         """Refused: the vocabulary here has the texts of tokens only."""
         raise InvalidRequest.of("return_token_strs", "not for this model's tokenizer; /detokenize gives texts")

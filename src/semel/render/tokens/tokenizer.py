@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import tokenizers
 
@@ -15,6 +15,9 @@ __all__ = ["TextRoom", "Tokenizer", "unlimited_room"]
 
 TextRoom = Callable[[int], AbstractContextManager[object]]
 """Has room while a text of so many characters becomes tokens, or raises. That takes 200 times the text's memory."""
+
+
+_SURROGATE: Final = "the text has half of a surrogate pair (\\ud800 to \\udfff): send whole characters"
 
 
 def unlimited_room(_: int) -> AbstractContextManager[object]:
@@ -58,6 +61,25 @@ class Tokenizer:
         """Return the token ids of `text`. Special tokens in the text are recognised."""
         return self._encode([text], add_special_tokens)[0]
 
+    def encode_within(self, text: str, most: int, *, keeps_end: bool = False) -> list[int]:
+        """Return the first `most` token ids of a text with its special tokens around them, or the last without."""
+        if keeps_end:
+            return self.encode(text, add_special_tokens=True)[-most:]
+        try:
+            encoding = self._raw.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise InvalidRequest(_SURROGATE) from error
+        encoding.truncate(max(0, most - self._raw.num_special_tokens_to_add(False)))
+        return [int(token) for token in self._raw.post_process(encoding, None, True).ids]
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts as the tokenizer joins them, with special tokens."""
+        try:
+            encoding = self._raw.encode(first, second, add_special_tokens=True)
+        except TypeError as error:
+            raise InvalidRequest(_SURROGATE) from error
+        return [int(token) for token in encoding.ids]
+
     def encode_apart(self, pieces: Iterable[str]) -> list[int]:
         """Return the token ids of the pieces in order. No token spans two of them.
 
@@ -95,9 +117,7 @@ class Tokenizer:
             # It computes no offsets: 5 times as fast as `encode` on 32,768 placeholders, 1.4 times on prose.
             encodings = self._raw.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError as error:  # the only str that is not valid Unicode
-            raise InvalidRequest(
-                "the text has half of a surrogate pair (\\ud800 to \\udfff): send whole characters"
-            ) from error
+            raise InvalidRequest(_SURROGATE) from error
         return [encoding.ids for encoding in encodings]
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ all let go of theirs at the end of the step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
@@ -34,6 +34,7 @@ from semel.engine.vllm.compat.versions import PLANNING_SINCE, is_tested
 from semel.engine.vllm.grammars.following import Following
 from semel.engine.vllm.plugins.encoder_cache import EncoderCache
 from semel.engine.vllm.plugins.lazy_transfer import LazyTransfer
+from semel.engine.vllm.plugins.pooling_failures import fill_failures
 from semel.engine.vllm.plugins.rejection import Rejection, read_not_finite, read_rejections
 from semel.engine.vllm.tier.config import has_tier
 
@@ -83,6 +84,7 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
         self._following = Following(self, is_on=limits_grammars)
         self.max_num_scheduled_tokens: int
         self._plans = False
+        self._pools = self.vllm_config.model_config.runner_type == "pooling"
         self._first_chunk = 0
         self._late_bytes = 0
         take_calls()
@@ -128,17 +130,25 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
             self.encoder_cache_manager.not_finite += not_finite
             self.encoder_cache_manager.write_totals()
         if not rejections and not endings:
-            return super().update_from_output(scheduler_output, model_runner_output)
+            return self._update(scheduler_output, model_runner_output, {})
         rejected = self._concerned(rejections)
         reasons = endings | {request_id: rejection.reason for request_id, rejection in rejected.items()}
         _withhold(model_runner_output, reasons)
         self.encoder_cache_mismatch_reqs.update(reasons)  # vLLM ends them with an error
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        for output in (output for of_client in outputs.values() for output in of_client.outputs):
-            if reason := reasons.get(output.request_id):
-                output.stop_reason = reason
+        outputs = self._update(scheduler_output, model_runner_output, reasons)
         if rejections:
             self._forget(rejections, len(rejected))
+        return outputs
+
+    def _update(self, scheduler_output: Any, model_runner_output: Any, reasons: Mapping[str, str]) -> Any:
+        """Have vLLM take what a step made. `reasons` are those of the requests that it ends with an error."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if reasons:
+            for output in (output for of_client in outputs.values() for output in of_client.outputs):
+                if reason := reasons.get(output.request_id):
+                    output.stop_reason = reason
+        if self._pools:
+            fill_failures(outputs)
         return outputs
 
     def probe(self, command: str, names: Sequence[str]) -> dict[str, int]:
@@ -199,8 +209,15 @@ class LazyTransferScheduler(Scheduler):  # type: ignore[misc]
             drop_encoder_outputs(self.encoder_cache_manager, identifiers)
 
     def reset_encoder_cache(self) -> None:
-        """Forget every encoder output: the weights change. vLLM does not tell its connectors."""
+        """Forget every encoder output: the weights change. vLLM does not tell its connectors.
+
+        Requests that wait for their first step were submitted before, and so may find prefixes of before: they look for
+        none. Those that had one go on with what they have.
+        """
         super().reset_encoder_cache()
+        for request in self.requests.values():
+            if not (request.num_computed_tokens or request.num_preemptions):
+                request.skip_reading_prefix_cache = True
         if self._tier is not None:
             self._tier.reset()
 

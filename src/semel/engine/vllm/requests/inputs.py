@@ -102,7 +102,7 @@ def _holdings(prompt: Prompt, features: Mapping[Digest, Feature], cache: ItemCac
 
 
 def _check_size(prompt: Prompt, contract: Contract) -> None:
-    if len(prompt.token_ids) >= contract.max_tokens:
+    if len(prompt.token_ids) > contract.max_prompt_tokens:
         raise PromptTooLong(
             f"the prompt has {len(prompt.token_ids):,} tokens; {contract.model} takes {contract.max_tokens:,} "
             "with the answer: send less, or start the engine with a larger --max-model-len"

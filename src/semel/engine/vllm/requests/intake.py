@@ -48,9 +48,10 @@ class RequestIntake:
             return await self._added(submission.request_id, built.prompt, params, options), _NO_ITEMS
         try:
             request = await self._validated(submission, built.prompt, params, options)
-            delivered = await self._deliver(submission, built, params.n)
+            answers = 1 if submission.pools else params.n
+            delivered = await self._deliver(submission, built, answers)
             async with self._order:
-                self._llm.check_admission(params.n, submission.request_id)
+                self._llm.check_admission(answers, submission.request_id)
                 return await self._admitted(submission, built.prompt, params, options, request, delivered)
         finally:
             self._builder.drop(built.items)

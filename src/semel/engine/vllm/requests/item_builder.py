@@ -46,7 +46,7 @@ class ItemBuilder:
     """The builder of vLLM's inputs from submissions, which are checked first."""
 
     def __init__(self, contract: Contract, model: VllmModel, cache: ItemCache) -> None:
-        self._contract = contract
+        self.contract = contract
         self._model = model
         self._cache = cache
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-items")
@@ -56,9 +56,9 @@ class ItemBuilder:
     async def build(self, submission: Submission) -> BuiltInput:
         """Check a submission, build its new items, and make an input of it."""
         if not submission.prompt.items:
-            check_prompt(submission, self._contract, self._model, self._cache)
+            check_prompt(submission, self.contract, self._model, self._cache)
             return BuiltInput(engine_input(submission, {}), {})
-        check = partial(check_prompt, submission, self._contract, self._model, self._cache)
+        check = partial(check_prompt, submission, self.contract, self._model, self._cache)
         await self.run(check, len(submission.prompt.items))
         items: dict[Digest, Any] = {}
         if submission.features:
@@ -92,7 +92,7 @@ class ItemBuilder:
         end = time.monotonic() + _TURN_S
         while features:
             digest, feature = features.popleft()
-            items[digest] = build_item(feature, self._contract, self._model)
+            items[digest] = build_item(feature, self.contract, self._model)
             if time.monotonic() >= end:
                 return
 

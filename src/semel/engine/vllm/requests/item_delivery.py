@@ -18,6 +18,7 @@ from semel.engine.vllm.compat.internals import show_items
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.requests.inputs import engine_input, input_items
 from semel.engine.vllm.requests.item_cache import ItemCache
+from semel.engine.vllm.requests.pooling import pooling_params
 from semel.engine.vllm.requests.sampling import refusals, sampling_params
 
 __all__ = ["BATCH_ITEMS", "ItemDelivery"]
@@ -36,6 +37,8 @@ class ItemDelivery:
         self._model = model
         self._cache = cache
         self._order = order
+        self.sampling = _ONE_TOKEN
+        """The parameters of requests that are dropped before they are scheduled."""
 
     def due(
         self, submission: Submission, items: Mapping[Digest, Any], answers: int
@@ -76,7 +79,7 @@ class ItemDelivery:
         delivered: set[Digest] = set()
         for start in range(0, len(fresh), size):
             chosen = {digest: features[digest] for digest in fresh[start : start + size]}
-            submission = Submission(f"items-{start}-{request_id}", self.shortest_prompt(chosen), chosen, _ONE_TOKEN)
+            submission = Submission(f"items-{start}-{request_id}", self.shortest_prompt(chosen), chosen, self.sampling)
             prompt = engine_input(submission, items)
             request = await self.validate(submission, prompt)
             async with self._order:
@@ -98,7 +101,8 @@ class ItemDelivery:
         """Return the request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
         with refusals():
-            params = sampling_params(submission.sampling)
+            make = pooling_params if submission.pools else sampling_params
+            params = make(submission.sampling)
             return self._llm.input_processor.process_inputs(submission.request_id, prompt, params, tasks)
 
     def shortest_prompt(self, features: Mapping[Digest, Feature]) -> Prompt:

@@ -24,7 +24,11 @@ _BEGINNINGS: Final = {
     f"{_COLLECTIVE}start_weight_update": "weights",
     f"{_COLLECTIVE}start_draft_weight_update": "weights",
 }
-_ENDS: Final = {"resume_scheduler": "pause", "wake_up": "sleep", f"{_COLLECTIVE}finish_weight_update": "weights"}
+_ENDS: Final = {
+    "resume_scheduler": ("pause", "weights"),  # of an update that failed nobody says the end
+    "wake_up": ("sleep", "pause"),  # vLLM resumes then, whoever has paused
+    f"{_COLLECTIVE}finish_weight_update": ("weights",),
+}
 _LONG: Final = frozenset(("add_lora", "release_kv_cache_memory", "save_sharded_state"))
 """Other calls inside which no step can be. Any other call is short: one that takes long excuses no engine."""
 
@@ -54,8 +58,7 @@ class Suspensions:
 
             def on_result(result: Any) -> None:
                 # Of a sleep that ends in part the engine says False.
-                if (state := _ENDS.get(method)) in self._states and result is not False:
-                    assert state is not None
+                for state in self._states.intersection(() if result is False else _ENDS.get(method, ())):
                     self._states.remove(state)
                     self._watch.resume()
 

@@ -76,6 +76,7 @@ class HostTier:
         self._position = 0
         self._pending: list[TierEvent] = []
         self._first_epoch = 0
+        self._has_new_weights = False
         self._recovering: set[asyncio.Task[None]] = set()
         self._is_late = False
         """True if the engine's copies may end after the step that began them."""
@@ -118,7 +119,11 @@ class HostTier:
     @property
     def has_new_weights(self) -> bool:
         """True if weights were changed in place."""
-        return self._page.has_new_weights
+        return self._has_new_weights or self._page.has_new_weights
+
+    def note_new_weights(self) -> None:
+        """Take note that weights are about to change: the engine core hears of it with its next step only."""
+        self._has_new_weights = True
 
     @property
     def staged_blocks(self) -> int:

@@ -52,6 +52,7 @@ __all__ = [
     "TokenizeChatRequest",
     "TokenizeRequest",
     "TokenizeTextRequest",
+    "check_processor_options",
 ]
 
 _SAMPLING: Final = frozenset(
@@ -145,7 +146,7 @@ class _Chat(OwnedRequest):
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         if self.mm_processor_kwargs:
-            _check_processor_options(self.mm_processor_kwargs)
+            check_processor_options(self.mm_processor_kwargs)
         if self.tools or self.chat_template_kwargs:
             both = [[tool.for_template() for tool in self.tools or ()], self.chat_template_kwargs]
             check_json(both, "tools", "chat_template_kwargs", max_chars=_MAX_TEMPLATE_CHARS)
@@ -253,7 +254,7 @@ class _Sampled(OwnedRequest, Ignored):
         )
 
 
-def _check_processor_options(options: Mapping[str, object]) -> None:
+def check_processor_options(options: Mapping[str, object]) -> None:
     """Refuse by name what is no option here of any processor."""
     for name, reason in _NOT_OF_PROCESSORS.items():
         if options.get(name):

@@ -115,11 +115,22 @@ class Translated(Generic[_Echo]):
         return Tenant(name) if self._chat is None else self._chat.tenant(name)
 
     def put_before(self, earlier: Messages, *, behind: str) -> None:
-        """Put the messages of an earlier chat before those of this one, but behind one that comes from this place."""
+        """Put the messages of an earlier chat before those of this one, but behind one that comes from this place.
+
+        What the assistant says at the end of one and the beginning of the other becomes one message, as in `Messages`.
+        """
         places = self.terms.places
-        at = int(places[:1] == (behind,))
-        self.messages[at:at] = earlier.messages
-        self.terms = replace(self.terms, places=(*places[:at], *earlier.places, *places[at:]))
+        begin = end = int(places[:1] == (behind,))
+        if end < len(self.messages) and (first := self.messages[end])["role"] == "assistant":
+            for name, value in first.items():
+                if name == "tool_calls":
+                    for call in value:
+                        earlier.call(call, places[end])
+                elif name != "role":
+                    earlier.put(name, value, places[end])
+            end += 1
+        self.messages[begin:end] = earlier.messages
+        self.terms = replace(self.terms, places=(*places[:begin], *earlier.places, *places[end:]))
 
     def name_media(self, *, always: bool) -> bool:
         """Return whether the client wants the ids of all items; `always` have them."""

@@ -40,6 +40,9 @@ _MAX_ID_CHARS: Final = 128
 _MEDIA_FIELDS: Final = ("image_url", "audio_url", "video_url", "input_audio", "file")
 _MEDIA_TYPES: Final = MEDIA_TYPES | {"input_file"}
 _IMAGES: Final = ("image", "image_url", "input_image")
+_OPTIONS: Final = ("detail", "dpi", "page_range")
+"""The fields next to media that stay; parts of chats have them in the object with the media."""
+
 _CONTENT: Final[Mapping[str, str]] = {
     "message": "content",
     "function_call_output": "output",
@@ -176,11 +179,11 @@ def _stored_part(part: Any, text: str, files: Iterator[str]) -> Any:
         return part
     if (file_id := next(files, None)) is None:
         raise MediaMismatch
-    left_out = (*_MEDIA_FIELDS, "file_data", "filename", "source", "type", "uuid")
-    rest = {name: value for name, value in part.items() if name not in left_out}
+    inner = part.get(kind)
+    options = {name: one[name] for one in (part, inner) if isinstance(one, dict) for name in _OPTIONS if name in one}
     if kind in _IMAGES:
-        return {"detail": "auto", **rest, "type": "input_image", "file_id": file_id}
-    return {**rest, "type": "input_file", "file_id": file_id}
+        return {"detail": "auto", **options, "type": "input_image", "file_id": file_id}
+    return {**options, "type": "input_file", "file_id": file_id}
 
 
 def _text(part: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from semel.core import Modality, Output, Prompt
+from semel.core import DEFAULT_WEIGHTS, Modality, Output, Prompt
 from semel.frontend.api.shared.logprobs import LEAST, PromptLogprob, PromptPositions, prompt_logprobs, steps_of
 from semel.frontend.api.shared.response_options import ResponseOptions
 from semel.frontend.api.shared.usage import StreamedUsage, Usage, UsageCounter
@@ -27,6 +27,7 @@ __all__ = [
     "RankedLogprob",
     "TokenIdLogprob",
     "TokenIdLogprobs",
+    "WeightVersion",
 ]
 
 
@@ -53,6 +54,14 @@ class TokenIdLogprobs(TypedDict):
     content: list[TokenIdLogprob]
 
 
+class WeightVersion(TypedDict):
+    """Tokens from `start` to before `end` were sampled with these weights."""
+
+    version: str
+    start: int
+    end: int
+
+
 class GeneratedChoice(TypedDict):
     """One of the `n` answers, or more of it, in tokens."""
 
@@ -63,7 +72,7 @@ class GeneratedChoice(TypedDict):
     token_ids: Sequence[int]
     routed_experts: None
     sampling_mask: None
-    weight_versions: None
+    weight_versions: list[WeightVersion] | None
 
 
 class Generated(TypedDict):
@@ -112,6 +121,13 @@ class _Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     completion_tokens: int = 0
+    weight_versions: list[WeightVersion] | None = None
+
+    def finish(self, output: Output, tokens: int) -> None:
+        """Take what the last output tells; the sequence has so many tokens."""
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        spans = output.weight_versions or (((DEFAULT_WEIGHTS, 0, tokens),) if tokens else ())
+        self.weight_versions = [{"version": version, "start": start, "end": end} for version, start, end in spans]
 
 
 class GenerateResponse:
@@ -150,7 +166,7 @@ class GenerateResponse:
         if self._options.logprobs:
             choice.logprobs += _logprobs(output, self._options)
         if output.finish_reason is not None:
-            choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
+            choice.finish(output, len(choice.token_ids))
 
     def whole(self) -> Generated:
         """The complete response."""
@@ -178,6 +194,8 @@ class GenerateResponse:
             return
         choice = self._choices[output.index]
         choice.completion_tokens += len(output.token_ids)
+        if output.finish_reason is not None:
+            choice.finish(output, choice.completion_tokens)
         shaped: GeneratedChoice = {
             "index": output.index,
             "logprobs": {"content": _logprobs(output, self._options)} if self._options.logprobs else None,
@@ -186,7 +204,7 @@ class GenerateResponse:
             "token_ids": output.token_ids,
             "routed_experts": None,
             "sampling_mask": None,
-            "weight_versions": None,
+            "weight_versions": choice.weight_versions,
         }
         prompt, self._prompt = self._prompt, {}
         usage = self._running_usage(choice) if self._options.running_usage else None
@@ -206,7 +224,7 @@ class GenerateResponse:
             "token_ids": choice.token_ids,
             "routed_experts": None,
             "sampling_mask": None,
-            "weight_versions": None,
+            "weight_versions": choice.weight_versions,
         }
 
     def _running_usage(self, choice: _Choice) -> StreamedUsage:

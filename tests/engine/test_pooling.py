@@ -1,0 +1,341 @@
+"""An engine that embeds (Qwen2-VL with `--runner pooling --convert embed`) behind a frontend, next to bare vLLM.
+
+Vectors are vLLM's to the last bit if prompts come one at a time. In batches, and with a prefix that is cached, the
+kernels add in another order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from array import array
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import openai
+import pytest
+
+from semel.core import Digest, Keyring, Output, Submission, Tenant
+from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
+from semel.render import ChatRequest, Rendered
+from tests.engine.engines import COMMON, Engines, ShippedRig, Start
+from tests.engine.hostile import disguised, more_room, unchecked
+from tests.engine.parity import draw_image, image_part, random_chat, words
+from tests.frontend.rig import Rig
+from tests.frontend.rig import rig as frontend_rig
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+EMBEDDINGS: Final = "/v1/embeddings"
+DIMENSIONS: Final = 128
+START: Final = Start(
+    "qwen2-vl",
+    (
+        *("--runner", "pooling", "--convert", "embed", "--max-model-len", "4096", "--max-num-batched-tokens", "2048"),
+        *("--limit-mm-per-prompt", '{"image": 4, "video": 0}', "--mm-processor-cache-gb", "0.002"),
+        *("--hf-overrides", json.dumps({"matryoshka_dimensions": [32, 64, DIMENSIONS]})),
+    ),
+    common=tuple(flag for flag in COMMON if flag != "--disable-log-stats"),
+)
+TOLERANCE: Final[dict[str, Any]] = {"rtol": 1e-4, "atol": 1e-5}
+KEYS: Final = {"one": "a" * 32, "two": "b" * 32}
+Chat = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+async def engine(engines: Engines) -> ShippedRig:
+    rig = await engines.of(START)
+    await rig.engine.warm()
+    return rig
+
+
+@pytest.fixture(scope="module")
+async def app(engine: ShippedRig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    """A frontend of the engine; one for all tests, since a worker watches the engine for good."""
+    keys, folder = Keyring(list(KEYS.items())), tmp_path_factory.mktemp("w")
+    made: Any = lambda _: engine.engine  # noqa: E731
+    async with frontend_rig(folder, engine.pipeline, make_engine=made, keys=keys) as app:
+        yield app
+
+
+async def bare(rig: ShippedRig, chat: Chat | str, **params: Any) -> list[float]:
+    """What vLLM makes of a chat or a text by itself."""
+    from vllm.pooling_params import PoolingParams
+    from vllm.renderers.params import ChatParams
+
+    if isinstance(chat, str):
+        prompt: Any = {"prompt_token_ids": rig.llm.renderer.get_tokenizer().encode(chat)}
+    else:
+        kwargs = ChatParams(chat_template_kwargs={"add_generation_prompt": False})
+        _, (prompt,) = await rig.llm.renderer.render_chat_async([chat], kwargs)
+    async for result in rig.llm.encode(prompt, PoolingParams(task="embed", **params), request_id="bare"):
+        found: list[float] = result.outputs.data.tolist()
+    return found
+
+
+async def post(app: Rig, body: dict[str, Any], tenant: str = "one") -> dict[str, Any]:
+    response = await app.post(EMBEDDINGS, body, Authorization=f"Bearer {KEYS[tenant]}")
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def vectors(answer: dict[str, Any]) -> list[list[float]]:
+    return [one["embedding"] for one in answer["data"]]
+
+
+async def embedded(app: Rig, *inputs: Chat | str, tenant: str = "one", **options: Any) -> list[list[float]]:
+    return vectors(await post(app, {"input": inputs[0] if len(inputs) == 1 else [*inputs], **options}, tenant))
+
+
+def random_inputs(seed: int, count: int, images: int) -> list[Chat | str]:
+    """Chats with up to two of so many images, and texts."""
+    rng = np.random.default_rng(seed)
+    parts = [image_part(draw_image(rng)) for _ in range(images)]
+    inputs: list[Chat | str] = []
+    for _ in range(count):
+        shown = [parts[int(number)] for number in rng.integers(0, images, int(rng.integers(0, 3)))]
+        inputs.append(random_chat(rng, shown) if rng.random() < 0.8 else words(rng))
+    return inputs
+
+
+async def rendered(rig: ShippedRig, chat: Chat) -> Rendered:
+    return await rig.pipeline.chat(ChatRequest(chat, add_generation_prompt=False), Tenant("one"))
+
+
+async def vector(rig: ShippedRig, one: Rendered, name: str = "ours", **params: object) -> list[float]:
+    stream = await rig.engine.submit(Submission(name, one.prompt, one.features, {"task": "embed", **params}))
+    try:
+        outputs: list[Output] = [output async for output in stream]
+    finally:
+        await stream.close()
+    assert outputs[0].pooling is not None
+    return array("f", outputs[0].pooling.data).tolist()
+
+
+async def test_the_contract_says_what_the_model_pools(engine: ShippedRig) -> None:
+    pooling: Any = engine.engine.contract.pooling
+    assert (pooling.task, pooling.scores, pooling.labels) == ("embed", True, ())
+    assert set(pooling.supported) >= {"embed", "token_embed"}
+    assert pooling.config["seq_pooling_type"] == "LAST"
+
+
+async def test_vectors_are_vllms_to_the_last_bit_one_at_a_time(engine: ShippedRig, app: Rig) -> None:
+    inputs = random_inputs(1, 24, 12)
+    expected, found = [], []
+    for one in inputs:
+        await engine.engine.reset()
+        expected.append(await bare(engine, one))
+    for one in inputs:
+        await engine.engine.reset()
+        found += await embedded(app, one)
+    assert found == expected
+    assert len({tuple(one) for one in found}) > 20, "the control: different inputs have different vectors"
+    assert all(len(one) == DIMENSIONS for one in found)
+
+
+async def test_200_random_requests_with_evictions_and_a_second_tenant(engine: ShippedRig, app: Rig) -> None:
+    inputs = random_inputs(2, 60, 24)
+    expected = []
+    for one in inputs:
+        await engine.engine.reset()
+        expected.append(await bare(engine, one))
+    await engine.engine.reset()
+    before = app.metrics("semel_mm_cache")
+    evictions = engine.engine.item_cache.evictions
+    rng = np.random.default_rng(3)
+
+    async def ask(_: int) -> None:
+        chosen = [int(number) for number in rng.integers(0, len(inputs), int(rng.integers(1, 5)))]
+        tenant = "two" if rng.random() < 0.3 else "one"
+        kinds = {type(inputs[number]) for number in chosen}
+        if len(kinds) > 1:  # a request has texts or chats
+            chosen = [number for number in chosen if isinstance(inputs[number], list)]
+        found = await embedded(app, *[inputs[number] for number in chosen], tenant=tenant)
+        np.testing.assert_allclose(found, [expected[number] for number in chosen], **TOLERANCE)
+
+    for start in range(0, 200, 20):
+        await asyncio.gather(*map(ask, range(start, start + 20)))
+    after = app.metrics("semel_mm_cache")
+    name = f'semel_mm_cache_hits_total{{modality="image",model="{engine.engine.contract.model}",tier="worker"}}'
+    assert float(after[name]) - float(before.get(name, 0)) > 50
+    assert engine.engine.item_cache.evictions > evictions
+
+
+async def test_a_repeated_image_is_a_hit_and_another_tenants_is_not(engine: ShippedRig, app: Rig) -> None:
+    await engine.engine.reset()
+    part = image_part(draw_image(np.random.default_rng(5)))
+
+    async def counts(text: str, tenant: str) -> tuple[float, float]:
+        names = ("semel_mm_cache_queries_total", "semel_mm_cache_hits_total")
+        labels = f'{{modality="image",model="{engine.engine.contract.model}",tier="worker"}}'
+        before = [float(app.metrics(name).get(name + labels, 0)) for name in names]
+        await embedded(app, [{"role": "user", "content": [part, {"type": "text", "text": text}]}], tenant=tenant)
+        queries, hits = (float(app.metrics(name).get(name + labels, 0)) for name in names)
+        return queries - before[0], hits - before[1]
+
+    assert await counts("red", "one") == (1, 0)
+    assert await counts("12", "one") == (1, 1)
+    assert await counts("red", "two") == (1, 0)
+    assert await counts("12", "two") == (1, 1)
+
+
+async def test_the_openai_client_gets_vllms_vectors_and_their_base64(engine: ShippedRig, app: Rig) -> None:
+    model, texts = engine.engine.contract.model, ["what is red", "été 你好"]
+    await engine.engine.reset()
+    expected = [await bare(engine, text) for text in texts]
+    await engine.engine.reset()
+    http: Any = app.client
+    client = openai.AsyncOpenAI(api_key=KEYS["one"], base_url="http://frontend/v1", http_client=http)
+    answer = await client.embeddings.create(model=model, input=texts)
+    np.testing.assert_allclose([one.embedding for one in answer.data], expected, **TOLERANCE)
+    written: Any = await embedded(app, "what is red", encoding_format="base64")
+    np.testing.assert_allclose(array("f", base64.b64decode(written[0])).tolist(), expected[0], **TOLERANCE)
+
+
+async def test_dimensions_and_activation_are_the_engines_to_take_or_refuse(engine: ShippedRig, app: Rig) -> None:
+    for params in ({"dimensions": 32}, {"use_activation": False}, {"dimensions": 64, "use_activation": False}):
+        await engine.engine.reset()
+        expected = await bare(engine, "what is red", **params)
+        await engine.engine.reset()
+        assert await embedded(app, "what is red", **params) == [expected]
+    headers = {"Authorization": f"Bearer {KEYS['one']}"}
+    refused = await app.post(EMBEDDINGS, {"input": "red", "dimensions": 33}, **headers)
+    assert refused.status_code == 400
+    assert "Matryoshka dimensions [32, 64, 128], got 33" in refused.json()["error"]["message"]
+
+
+async def test_a_feature_that_lies_ends_its_request_alone(engine: ShippedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's output processor would end the engine: a failed request has no pooling output."""
+    await engine.engine.reset()
+    chat: Chat = [{"role": "user", "content": [image_part(draw_image(np.random.default_rng(6), side=112))]}]
+    good = await rendered(engine, chat)
+    expected = await vector(engine, good)
+    await engine.engine.reset()
+    hostile = disguised(good, more_room)
+    with monkeypatch.context() as patch:
+        unchecked(engine, patch)
+        results: list[Any] = await asyncio.gather(
+            vector(engine, hostile, "hostile"), vector(engine, good, "good"), return_exceptions=True
+        )
+        assert isinstance(results[0], FeatureRejected), results[0]
+        np.testing.assert_allclose(results[1], expected, **TOLERANCE)
+    await engine.engine.reset()
+    assert await vector(engine, good) == expected
+
+
+async def test_an_item_that_the_engine_core_has_lost_is_missed_and_sent_again(engine: ShippedRig, app: Rig) -> None:
+    await engine.engine.reset()
+    chat: Chat = [{"role": "user", "content": [image_part(draw_image(np.random.default_rng(7)))]}]
+    one = await rendered(engine, chat)
+    expected = await vector(engine, one)
+    lost = replace(one, features={})
+    await engine.llm.reset_prefix_cache()
+    await engine.llm.engine_core.reset_mm_cache_async()  # and not its mirror
+    await engine.llm.reset_encoder_cache()
+    with pytest.raises(FeatureMissing):
+        await vector(engine, lost)
+    assert await vector(engine, one) == expected
+    found = await embedded(app, chat)
+    await engine.llm.reset_prefix_cache()
+    await engine.llm.engine_core.reset_mm_cache_async()
+    await engine.llm.reset_encoder_cache()
+    assert await embedded(app, chat) == found
+
+
+async def test_what_the_engine_does_not_pool_is_refused(engine: ShippedRig) -> None:
+    one = await rendered(engine, [{"role": "user", "content": "red"}])
+    for sampling, said in (
+        ({"max_tokens": 1}, "does not support generation"),
+        ({"task": "classify"}, "Unsupported task: 'classify'"),
+        ({"task": "embed", "extra_kwargs": {}}, "extra_kwargs: not of a model that pools"),
+        ({"task": "embed", "dimensions": "many"}, "Expected `int"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            await engine.engine.submit(Submission("refused", one.prompt, one.features, sampling))
+
+
+async def test_an_injected_item_is_pooled(engine: ShippedRig) -> None:
+    await engine.engine.reset()
+    chat: Chat = [{"role": "user", "content": [image_part(draw_image(np.random.default_rng(8)))]}]
+    one = await rendered(engine, chat)
+    expected = await vector(engine, one)
+    await engine.engine.reset()
+    ((digest, feature),) = one.features.items()
+    assert await engine.engine.inject(Digest(digest), feature)
+    assert await vector(engine, replace(one, features={})) == expected
+
+
+async def vllm_scores(rig: ShippedRig, kind: str, queries: Any, documents: Any) -> list[float]:
+    """The scores of vLLM's server code, with the prompts that it makes, one at a time."""
+    from vllm.entrypoints.pooling.scoring.io_processor import ScoringIOProcessors, ScoringServeContext
+    from vllm.entrypoints.pooling.scoring.protocol import ScoreDataRequest
+    from vllm.renderers.chat_utils import ChatTemplateConfig
+
+    config = ChatTemplateConfig(chat_template=None, chat_template_content_format="auto")
+    renderer = rig.llm.renderer
+    io = ScoringIOProcessors[kind](vllm_config=rig.llm.vllm_config, renderer=renderer, chat_template_config=config)
+    request = ScoreDataRequest(data_1=queries, data_2=documents)
+    ctx = ScoringServeContext(
+        request=request,
+        model_name="tiny",
+        request_id="bare",
+        pooling_params=io.create_pooling_params(request),
+        lora_request=None,
+        priorities=None,
+        prompt_extras=None,
+    )
+    for made in [io.render(one) for one in io.get_request_factory_online(ctx)]:
+        async for result in rig.llm.encode(made["prompts"], made["params"], request_id="bare"):
+            ctx.final_res_batch.append(result)
+        await rig.engine.reset()
+    io.post_process_online(ctx)
+    return [float(getattr(one.outputs, "data", one.outputs)) for one in ctx.final_res_batch]
+
+
+def documents_of(seed: int) -> list[Any]:
+    """Texts, and contents with images, one of which comes twice."""
+    rng = np.random.default_rng(seed)
+    part, other = image_part(draw_image(rng)), image_part(draw_image(rng))
+    return [
+        "what is red",
+        {"content": [{"type": "text", "text": words(rng)}, part]},
+        {"content": [other]},
+        "été 你好",
+        {"content": [part, {"type": "text", "text": words(rng)}, {"type": "text", "text": "12"}]},
+    ]
+
+
+async def scores_of(app: Rig, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = await app.post(path, body, Authorization=f"Bearer {KEYS['one']}")
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+@pytest.mark.parametrize("query", ["tell me more", documents_of(30)[1]])
+async def test_scores_by_embeddings_are_those_of_vllms_server(engine: ShippedRig, app: Rig, query: Any) -> None:
+    documents = documents_of(30)
+    await engine.engine.reset()
+    expected = await vllm_scores(engine, "bi-encoder", query, documents)
+    answer = await scores_of(app, "/score", {"queries": query, "documents": documents})
+    np.testing.assert_allclose([one["score"] for one in answer["data"]], expected, **TOLERANCE)
+    assert len({round(one, 4) for one in expected}) == len(expected), "the control: different documents differ"
+    ranked = await scores_of(app, "/v2/rerank", {"query": query, "documents": documents, "top_n": 3})
+    order = sorted(range(len(expected)), key=lambda number: -expected[number])[:3]
+    assert [one["index"] for one in ranked["results"]] == order
+
+
+async def test_cohere_s_embeddings_are_vllms(engine: ShippedRig, app: Rig) -> None:
+    image = image_part(draw_image(np.random.default_rng(40)))
+    await engine.engine.reset()
+    of_text = await bare(engine, "what is red")
+    await engine.engine.reset()
+    of_image = await bare(engine, [{"role": "user", "content": [image]}])
+    texts = await scores_of(app, "/v2/embed", {"texts": ["what is red"]})
+    images = await scores_of(app, "/v2/embed", {"images": [image["image_url"]["url"]]})
+    np.testing.assert_allclose(texts["embeddings"]["float"], [of_text], **TOLERANCE)
+    np.testing.assert_allclose(images["embeddings"]["float"], [of_image], **TOLERANCE)
