@@ -21,6 +21,7 @@ from semel.media.fetch.policy import MediaPolicy
 from semel.media.fetch.url import parse_url
 from semel.render.media.source import MediaUrl
 from semel.render.media.source_fetch import fetch_sources
+from semel.store import no_pin
 from tests.media.origin import LIMITS, Origin, Seen, fetcher, get, origin, reply
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
@@ -201,5 +202,5 @@ async def test_a_request_fetches_a_few_at_a_time_so_that_others_of_its_tenant_ha
         return b"a"
 
     sources = [MediaUrl("image", parse_url(f"https://a.example/{number}"), "here") for number in range(MANY)]
-    assert len(await fetch_sources(sources, fetch, ALICE, "execute", lambda _: None)) == MANY
+    assert len(await fetch_sources(sources, fetch, ALICE, "execute", lambda _: None, no_pin)) == MANY
     assert most == 8 < FetchLimits().fetches_per_tenant
