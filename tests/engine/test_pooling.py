@@ -40,7 +40,7 @@ START: Final = Start(
     ),
     common=tuple(flag for flag in COMMON if flag != "--disable-log-stats"),
 )
-TOLERANCE: Final = {"rtol": 1e-4, "atol": 1e-5}
+TOLERANCE: Final[dict[str, Any]] = {"rtol": 1e-4, "atol": 1e-5}
 KEYS: Final = {"one": "a" * 32, "two": "b" * 32}
 Chat = list[dict[str, Any]]
 
@@ -188,7 +188,8 @@ async def test_the_openai_client_gets_vllms_vectors_and_their_base64(engine: Shi
     await engine.engine.reset()
     expected = [await bare(engine, text) for text in texts]
     await engine.engine.reset()
-    client = openai.AsyncOpenAI(api_key=KEYS["one"], base_url="http://frontend/v1", http_client=app.client)
+    http: Any = app.client
+    client = openai.AsyncOpenAI(api_key=KEYS["one"], base_url="http://frontend/v1", http_client=http)
     answer = await client.embeddings.create(model=model, input=texts)
     np.testing.assert_allclose([one.embedding for one in answer.data], expected, **TOLERANCE)
     written: Any = await embedded(app, "what is red", encoding_format="base64")
@@ -217,7 +218,7 @@ async def test_a_feature_that_lies_ends_its_request_alone(engine: ShippedRig, mo
     hostile = disguised(good, more_room)
     with monkeypatch.context() as patch:
         unchecked(engine, patch)
-        results = await asyncio.gather(
+        results: list[Any] = await asyncio.gather(
             vector(engine, hostile, "hostile"), vector(engine, good, "good"), return_exceptions=True
         )
         assert isinstance(results[0], FeatureRejected), results[0]

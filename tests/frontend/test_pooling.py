@@ -123,7 +123,8 @@ async def test_base64_has_the_bytes_of_the_numbers(embedder: Rig, dtype: str, co
 
 
 async def test_the_openai_client_gets_its_vectors(embedder: Rig) -> None:
-    client = openai.AsyncOpenAI(api_key="none", base_url="http://frontend/v1", http_client=embedder.client)
+    http: Any = embedder.client
+    client = openai.AsyncOpenAI(api_key="none", base_url="http://frontend/v1", http_client=http)
     answer = await client.embeddings.create(model="tiny", input=["hello", "there"])
     assert [one.embedding for one in answer.data] == [await expected(embedder, text) for text in ("hello", "there")]
     assert answer.usage.prompt_tokens > 0

@@ -17,7 +17,7 @@ from semel.core import Output, Submission
 from semel.errors import InvalidRequest, ProtocolError, WorkerLost
 from semel.wire.codec import pack
 from semel.wire.limits import Limits
-from semel.wire.messages import Deltas
+from semel.wire.messages import Delta, Deltas
 from semel.wire.outputs import to_delta, to_deltas, to_output
 from semel.wire.zmq import Peer, WorkerListener
 from tests.worker.pairing import Rig, expected, rig
@@ -110,6 +110,7 @@ def test_an_output_with_many_log_probabilities_travels_in_pieces(message: dict[s
         pack(Deltas((to_delta("r", whole),)), limits)
     deltas = list(to_deltas("r", whole))
     for delta in deltas:
+        assert isinstance(delta, Delta)
         pack(Deltas((delta,)), limits)
     first, *_, last = pieces = [to_output(delta) for delta in deltas]
     assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids

@@ -328,7 +328,7 @@ async def test_what_the_engine_refuses_after_the_trial_is_a_remembered_400_for_t
             with pytest.raises(InvalidRequest, match=r"structured_outputs.regex: the engine cannot compile it"):
                 await engine.submit(submission(ACME, regex="abc"))
         assert core.tries == 1
-        engine._prefix_era = "0123456789abcdef"  # as after a reset with requests in flight
+        engine._caches._prefix_era = "0123456789abcdef"  # as after a reset with requests in flight
         with pytest.raises(InvalidRequest):
             await engine.submit(submission(GLOBEX, regex="abc"))
         assert core.tenants == ("acme", "globex"), "the cost of the first fill is its tenant's"
@@ -337,15 +337,15 @@ async def test_what_the_engine_refuses_after_the_trial_is_a_remembered_400_for_t
 
 
 def test_the_name_of_a_tenant_can_be_read_from_a_salt_of_any_era_S27(engine: VllmEngine) -> None:
-    before = engine._prefix_era
+    before = engine._caches._prefix_era
     try:
         for era in (None, "0123456789abcdef"):
-            engine._prefix_era = era
+            engine._caches._prefix_era = era
             salts = [Tenant("acme").prefix_salt, Tenant("acme", "mine/\0globex\n").prefix_salt]
-            assert [tenant_name(engine._salt(salt)) for salt in salts] == ["acme", "acme"]
-            assert tenant_name(engine._salt("x/\0acme\n")) == tenant_name(engine._salt(None)) == ""
+            assert [tenant_name(engine._caches.salt(salt)) for salt in salts] == ["acme", "acme"]
+            assert tenant_name(engine._caches.salt("x/\0acme\n")) == tenant_name(engine._caches.salt(None)) == ""
     finally:
-        engine._prefix_era = before
+        engine._caches._prefix_era = before
 
 
 async def test_a_closed_pipe_is_503_also_where_the_loop_raises_for_it_S27(engine: VllmEngine) -> None:

@@ -135,8 +135,9 @@ class Output(Struct, frozen=True):
     prompt_logprobs: tuple[Mapping[int, PromptLogprob] | None, ...] | None = None
     """For each token of the prompt, if requested; set on the first output."""
 
-    pooling: PoolingOutput | None = None
-    """What was pooled, or a piece of it, of a submission that `pools`; then there is nothing else."""
     weight_versions: tuple[tuple[str, int, int], ...] | None = None
     """The weights that sampled the tokens of the sequence: their version, the first token, and the one after the last.
     Set on the last output, unless they all are those of the start (`DEFAULT_WEIGHTS`)."""
+
+    pooling: PoolingOutput | None = None
+    """What was pooled, or a piece of it, of a submission that `pools`; then there is nothing else."""
