@@ -218,9 +218,8 @@ async def test_a_feature_that_lies_ends_its_request_alone(engine: ShippedRig, mo
     hostile = disguised(good, more_room)
     with monkeypatch.context() as patch:
         unchecked(engine, patch)
-        results: list[Any] = await asyncio.gather(
-            vector(engine, hostile, "hostile"), vector(engine, good, "good"), return_exceptions=True
-        )
+        tries = vector(engine, hostile, "hostile"), vector(engine, good, "good")
+        results: tuple[Any, ...] = await asyncio.gather(*tries, return_exceptions=True)
         assert isinstance(results[0], FeatureRejected), results[0]
         np.testing.assert_allclose(results[1], expected, **TOLERANCE)
     await engine.engine.reset()

@@ -73,7 +73,7 @@ async def made(folder: Path, drawing: Drawing, *, has_keys: bool) -> AsyncIterat
         (drain, CHAT, False, (503, "not_ready", "1 or 2")),
         (narrow, CHAT, False, (413, "media_too_large", None)),
         (leave, CHAT, True, (401, "invalid_api_key", None)),
-        (leave, "/v1/embeddings", False, (404, "not_supported", None)),
+        (leave, "/v1/moderations", False, (404, "not_supported", None)),
         (leave, "/nowhere", False, (404, "invalid_request", None)),
     ],
 )

@@ -129,6 +129,9 @@ def _references() -> tuple[Probe, ...]:
     )
 
 
+POOLING = ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score")
+POOLING += ("/rerank", "/v1/rerank", "/v2/rerank")
+
 HELLO: Mapping[str, Any] = {"json": {"prompt": "hello"}}
 CLIP_FORM: Mapping[str, Any] = {"files": {"file": ("clip.wav", CLIP)}, "data": {"language": "en"}}
 
@@ -218,6 +221,10 @@ PROBES: Mapping[str, tuple[Probe, ...]] = {
     **{
         f"GET {path}": (Probe("as it is", lambda _: {}, profits=False, stays=False),)
         for path in ("/health", "/ping", "/ready", "/metrics", "/version", "/v1/models", "/openapi.json")
+    },
+    **{  # of a model that chats: refused; what models that pool answer is compared in tests/frontend/test_pooling.py
+        f"POST {path}": (Probe("the same image", lambda _: {"json": body(1)}, profits=False, stays=False),)
+        for path in POOLING
     },
     "POST /ping": (Probe("as it is", lambda _: {}, profits=False),),
     "POST /invocations": (
