@@ -129,8 +129,10 @@ def _references() -> tuple[Probe, ...]:
     )
 
 
-POOLING = ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score")
-POOLING += ("/rerank", "/v1/rerank", "/v2/rerank")
+POOLING = (
+    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
 
 HELLO: Mapping[str, Any] = {"json": {"prompt": "hello"}}
 CLIP_FORM: Mapping[str, Any] = {"files": {"file": ("clip.wav", CLIP)}, "data": {"language": "en"}}
