@@ -10,13 +10,14 @@ import asyncio
 import base64
 import json
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import openai
 import pytest
+import torch
 
 from semel.core import Digest, Keyring, Output, Submission, Tenant
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
@@ -40,7 +41,7 @@ START: Final = Start(
     ),
     common=tuple(flag for flag in COMMON if flag != "--disable-log-stats"),
 )
-TOLERANCE: Final = {"rtol": 1e-4, "atol": 1e-5}
+TOLERANCE: Final[Mapping[str, Any]] = {"rtol": 1e-4, "atol": 1e-5}
 KEYS: Final = {"one": "a" * 32, "two": "b" * 32}
 Chat = list[dict[str, Any]]
 
@@ -188,7 +189,7 @@ async def test_the_openai_client_gets_vllms_vectors_and_their_base64(engine: Shi
     await engine.engine.reset()
     expected = [await bare(engine, text) for text in texts]
     await engine.engine.reset()
-    client = openai.AsyncOpenAI(api_key=KEYS["one"], base_url="http://frontend/v1", http_client=app.client)
+    client = openai.AsyncOpenAI(api_key=KEYS["one"], base_url="http://frontend/v1", http_client=cast("Any", app.client))
     answer = await client.embeddings.create(model=model, input=texts)
     np.testing.assert_allclose([one.embedding for one in answer.data], expected, **TOLERANCE)
     written: Any = await embedded(app, "what is red", encoding_format="base64")
@@ -269,7 +270,7 @@ async def test_an_injected_item_is_pooled(engine: ShippedRig) -> None:
 
 
 async def vllm_scores(rig: ShippedRig, kind: str, queries: Any, documents: Any) -> list[float]:
-    """The scores of vLLM's server code, with the prompts that it makes, one at a time."""
+    """The scores of prompts that vLLM's server code makes, one at a time."""
     from vllm.entrypoints.pooling.scoring.io_processor import ScoringIOProcessors, ScoringServeContext
     from vllm.entrypoints.pooling.scoring.protocol import ScoreDataRequest
     from vllm.renderers.chat_utils import ChatTemplateConfig
@@ -291,8 +292,9 @@ async def vllm_scores(rig: ShippedRig, kind: str, queries: Any, documents: Any) 
         async for result in rig.llm.encode(made["prompts"], made["params"], request_id="bare"):
             ctx.final_res_batch.append(result)
         await rig.engine.reset()
-    io.post_process_online(ctx)
-    return [float(getattr(one.outputs, "data", one.outputs)) for one in ctx.final_res_batch]
+    assert ctx.n_queries == 1
+    query, *others = [one.outputs.data.flatten().float() for one in ctx.final_res_batch]
+    return [float(torch.nn.functional.cosine_similarity(query, other, dim=0)) for other in others]
 
 
 def documents_of(seed: int) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, cast
 
 from msgspec import UNSET
 
@@ -50,7 +50,7 @@ class PooledPrompt:
     usage: UsageCounter
 
     @property
-    def numbers(self) -> memoryview:
+    def numbers(self) -> memoryview[float]:
         """Its numbers, flat."""
         return memoryview(self.data).cast("f")
 
@@ -197,7 +197,7 @@ def _opening(call: Call, one: PoolingInput) -> ConversationPrefix | None:
     if isinstance(one, ScoreInput):
         return None
     if isinstance(one, ChatRequest):
-        return ConversationPrefix.of_chat(one.messages)
+        return ConversationPrefix.of_chat(cast("Sequence[Mapping[str, Any]]", one.messages))
     return ConversationPrefix.of_prompt(one)
 
 

@@ -123,7 +123,7 @@ def _checked_params(sampling: Mapping[str, Any]) -> Any:
     return checked(SamplingParams, _made(SamplingParams.from_optional, requested))
 
 
-def checked(kind: type[Any], params: Any) -> Any:
+def checked(kind: Any, params: Any) -> Any:
     """Decode vLLM's parameters of this kind as its engine core will: a wrong type that is found only there is fatal."""
     return _decoder(kind).decode(_ENCODER.encode(params))
 
