@@ -10,9 +10,9 @@ import asyncio
 import base64
 import json
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import openai
@@ -40,7 +40,7 @@ START: Final = Start(
     ),
     common=tuple(flag for flag in COMMON if flag != "--disable-log-stats"),
 )
-TOLERANCE: Final[dict[str, Any]] = {"rtol": 1e-4, "atol": 1e-5}
+TOLERANCE: Final[Mapping[str, Any]] = {"rtol": 1e-4, "atol": 1e-5}
 KEYS: Final = {"one": "a" * 32, "two": "b" * 32}
 Chat = list[dict[str, Any]]
 
@@ -188,8 +188,7 @@ async def test_the_openai_client_gets_vllms_vectors_and_their_base64(engine: Shi
     await engine.engine.reset()
     expected = [await bare(engine, text) for text in texts]
     await engine.engine.reset()
-    http: Any = app.client
-    client = openai.AsyncOpenAI(api_key=KEYS["one"], base_url="http://frontend/v1", http_client=http)
+    client = openai.AsyncOpenAI(api_key=KEYS["one"], base_url="http://frontend/v1", http_client=cast("Any", app.client))
     answer = await client.embeddings.create(model=model, input=texts)
     np.testing.assert_allclose([one.embedding for one in answer.data], expected, **TOLERANCE)
     written: Any = await embedded(app, "what is red", encoding_format="base64")
@@ -218,9 +217,11 @@ async def test_a_feature_that_lies_ends_its_request_alone(engine: ShippedRig, mo
     hostile = disguised(good, more_room)
     with monkeypatch.context() as patch:
         unchecked(engine, patch)
-        tries = vector(engine, hostile, "hostile"), vector(engine, good, "good")
-        results: tuple[Any, ...] = await asyncio.gather(*tries, return_exceptions=True)
+        results = await asyncio.gather(
+            vector(engine, hostile, "hostile"), vector(engine, good, "good"), return_exceptions=True
+        )
         assert isinstance(results[0], FeatureRejected), results[0]
+        assert isinstance(results[1], list)
         np.testing.assert_allclose(results[1], expected, **TOLERANCE)
     await engine.engine.reset()
     assert await vector(engine, good) == expected
@@ -290,9 +291,8 @@ async def vllm_scores(rig: ShippedRig, kind: str, queries: Any, documents: Any) 
     for made in [io.render(one) for one in io.get_request_factory_online(ctx)]:
         async for result in rig.llm.encode(made["prompts"], made["params"], request_id="bare"):
             ctx.final_res_batch.append(result)
-        await rig.engine.reset()
     io.post_process_online(ctx)
-    return [float(getattr(one.outputs, "data", one.outputs)) for one in ctx.final_res_batch]
+    return [float(one.outputs) for one in ctx.final_res_batch]
 
 
 def documents_of(seed: int) -> list[Any]:

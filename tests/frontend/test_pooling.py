@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -123,8 +123,7 @@ async def test_base64_has_the_bytes_of_the_numbers(embedder: Rig, dtype: str, co
 
 
 async def test_the_openai_client_gets_its_vectors(embedder: Rig) -> None:
-    http: Any = embedder.client
-    client = openai.AsyncOpenAI(api_key="none", base_url="http://frontend/v1", http_client=http)
+    client = openai.AsyncOpenAI(api_key="none", base_url="http://frontend/v1", http_client=cast("Any", embedder.client))
     answer = await client.embeddings.create(model="tiny", input=["hello", "there"])
     assert [one.embedding for one in answer.data] == [await expected(embedder, text) for text in ("hello", "there")]
     assert answer.usage.prompt_tokens > 0

@@ -96,7 +96,7 @@ async def test_documents_may_have_images_which_are_processed_once(embedder: Rig,
 async def test_a_content_is_a_prompt_without_a_chat_template(embedder: Rig) -> None:
     """Its items come first, as in vLLM."""
     document = {"content": [{"type": "text", "text": "there"}, image_part(7)]}
-    await embedder.ok("/score", {"queries": "hello", "documents": document})
+    await embedder.ok("/score", {"queries": document, "documents": document})  # whichever of them is the last
     last = embedder.engine.last
     assert last is not None
     (place,) = last.prompt.timeline

@@ -19,7 +19,7 @@ __all__ = ["running_bare"]
 def running_bare(model: Path, flags: Sequence[str] = ENGINE_FLAGS) -> Iterator[Node]:
     """vLLM's own server, up, with stored Responses; ended at the end."""
     with tempfile.TemporaryDirectory(prefix="semel-bare-") as home:
-        port, log = free_port(), Path(home) / "vllm.log"
+        port, log = free_port(), Path(home) / "bare.log"
         command = [*VLLM, "--model", str(model), "--host", "127.0.0.1", "--port", str(port), *flags]
         command += ["--mm-processor-cache-gb", f"{ITEM_CACHE_GB:.9f}"]
         env = os.environ | ENVIRONMENT | {"TMPDIR": home, "VLLM_RPC_BASE_PATH": home, "SEMEL": "0"}
