@@ -376,7 +376,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         is_kept=False,
     ),
     # Numbers in lists, ragged images, padding, placeholders of several tokens, three modalities.
-    **{name: generic(name) for name in ("qwen3-vl", "mistral3", "llava-next", "internvl-chat", "qwen2.5-omni")},
+    **{name: generic(name) for name in ("qwen3-vl", "llava-next", "internvl-chat", "qwen2.5-omni")},
+    "mistral3": replace(generic("mistral3"), is_nightly=True),
 }
 
 GENERIC: Final = tuple(name for name, family in FAMILIES.items() if family.processors == ("vllm",))
