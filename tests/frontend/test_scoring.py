@@ -94,13 +94,13 @@ async def test_documents_may_have_images_which_are_processed_once(embedder: Rig,
 
 
 async def test_a_content_is_a_prompt_without_a_chat_template(embedder: Rig) -> None:
-    """Its items come first, as in vLLM."""
+    """Its items come first, and no line ends between them and the text, as in vLLM."""
     document = {"content": [{"type": "text", "text": "there"}, image_part(7)]}
     await embedder.ok("/score", {"queries": document, "documents": document})  # whichever of them is the last
     last = embedder.engine.last
     assert last is not None
     (place,) = last.prompt.timeline
-    tokens = (await embedder.ok("/tokenize", {"prompt": "\nthere"}))["tokens"]
+    tokens = (await embedder.ok("/tokenize", {"prompt": "there"}))["tokens"]
     assert place.offset == 0
     assert list(last.prompt.token_ids[place.end :]) == tokens
 

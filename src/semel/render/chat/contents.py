@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Final, Self
 
 from semel.core import PairForm
 from semel.errors import InvalidRequest
@@ -19,6 +19,9 @@ from semel.render.tokens.placeholder_escape import are_spelled
 from semel.render.tokens.tokenizer import TextRoom, unlimited_room
 
 __all__ = ["ContentsRenderer", "scoring_renderer"]
+
+_NO_SEPARATOR: Final = ""
+"""Between the items and the texts of a content, as in vLLM; in a chat each is a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,9 @@ class ContentsRenderer(ChatRenderer):
         """The token ids of the prompt before its items are put in. Its text becomes tokens in a `room`."""
         if are_spelled(self.placeholders.values(), [*conversation.strings()]):
             raise InvalidRequest("the text has the placeholder of an item, and no item is there: leave it out")
-        messages = transcribe(conversation, content_format="string", insertion=self.insertion)
+        messages = transcribe(
+            conversation, content_format="string", insertion=self.insertion, item_separator=_NO_SEPARATOR
+        )
         texts = [str(message["content"]) for message in messages]
         for modality, written in self.written.items():
             texts = [text.replace(self.placeholders[modality], written) for text in texts]
@@ -61,5 +66,11 @@ def scoring_renderer(renderer: ChatRenderer, form: PairForm, *, has_pair: bool) 
     Only a template that the operator has named writes pairs: what a model folder has is often for chats.
     """
     if has_pair and renderer.template.is_operators:
-        return replace(renderer, template=renderer.template.with_format("string"), adds_special_tokens=True)
+        return replace(
+            renderer,
+            template=renderer.template.with_format("string"),
+            adds_special_tokens=True,
+            interleaves=False,
+            item_separator=_NO_SEPARATOR,
+        )
     return ContentsRenderer.of(renderer, form)

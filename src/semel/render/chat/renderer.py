@@ -41,6 +41,9 @@ class ChatRenderer:
     adds_special_tokens: bool = False
     """True if the tokenizer adds special tokens to what the template writes, as for scores."""
 
+    item_separator: str = "\n"
+    """The text after each item that comes before the texts of its message; none for scores."""
+
     _ids: dict[int, Modality] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def placeholder_ids(self) -> dict[int, Modality]:
@@ -94,6 +97,7 @@ class ChatRenderer:
             content_format=template.content_format,
             insertion=self.insertion,
             interleaves=self.interleaves,
+            item_separator=self.item_separator,
         )
         if not template.knows_developer and any(message["role"] == "developer" for message in messages):
             messages = without_developer(messages)

@@ -22,14 +22,26 @@ class Insertion(Protocol):
 
 
 def transcribe(
-    conversation: Conversation, *, content_format: ContentFormat, insertion: Insertion, interleaves: bool = False
+    conversation: Conversation,
+    *,
+    content_format: ContentFormat,
+    insertion: Insertion,
+    interleaves: bool = False,
+    item_separator: str = "\n",
 ) -> list[dict[str, object]]:
-    """The messages for a template. If it takes texts only, items come first, or `interleaves` keeps their places."""
+    """The messages for a template. If it takes texts only, items come first, or `interleaves` keeps their places.
+
+    Items that come first are followed by the separator; texts are always lines.
+    """
     if content_format == "openai":
         return [{"role": turn.role, "content": _content(turn), **turn.fields} for turn in conversation.messages]
     seen: Counter[Modality] = Counter()
     return [
-        {"role": turn.role, "content": _lines(turn, insertion, seen, interleaves=interleaves), **turn.fields}
+        {
+            "role": turn.role,
+            "content": _lines(turn, insertion, seen, item_separator, interleaves=interleaves),
+            **turn.fields,
+        }
         for turn in conversation.messages
     ]
 
@@ -64,7 +76,9 @@ def _template_part(part: Part) -> dict[str, object]:
             return {"type": "tool_reference", "name": name}
 
 
-def _lines(message: Message, insertion: Insertion, seen: Counter[Modality], *, interleaves: bool) -> str:
+def _lines(
+    message: Message, insertion: Insertion, seen: Counter[Modality], item_separator: str, *, interleaves: bool
+) -> str:
     """Return the items and texts of the message, each on a line of its own.
 
     All items come first, grouped by modality, unless `interleaves` keeps them in their places.
@@ -80,6 +94,9 @@ def _lines(message: Message, insertion: Insertion, seen: Counter[Modality], *, i
     if not interleaves:
         groups = [*dict.fromkeys(modality for modality, _ in lines if modality is not None), None]
         lines.sort(key=lambda line: groups.index(line[0]))
+    if item_separator != "\n" and not interleaves:
+        items = "".join(f"{text}{item_separator}" for modality, text in lines if modality is not None and text)
+        return items + "\n".join(text for modality, text in lines if modality is None and text)
     return "\n".join(text for _, text in lines if text)
 
 
