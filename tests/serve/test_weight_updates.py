@@ -30,7 +30,7 @@ from tests.embeddings.redis import running_redis
 from tests.engine.parity import draw_image
 from tests.serve.served import Served, image_url, serving, sum_of, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 IMAGES: Final = 20
 REQUESTS: Final = 100
@@ -38,7 +38,7 @@ AT_ONCE: Final = 8
 SEQUENCES: Final = 16
 WAITING: Final = 64
 LONG: Final = 160
-"""Tokens, so many that 64 requests are there before the first one ends."""
+"""Tokens, so many that a pause comes before the 64th request ends."""
 
 HANG_S: Final = 3.0
 PAUSE_S: Final = 8.0
@@ -105,9 +105,11 @@ class Trained:
         return self.worker("semel_embedding_store_calls_total")
 
     def begin(self, count: int, **fields: Any) -> list[Future[httpx.Response]]:
-        """Ask the same question so often, and wait until the worker has all of these requests."""
+        """Ask the same question so often. The worker has all of these requests then, and none has ended."""
+        self.post("/pause?mode=keep")
         asking = [self.threads.submit(self.ask, self.questions[0], **fields) for _ in range(count)]
         until(lambda: self.served.running() >= count, 60)
+        self.post("/resume")
         return asking
 
 

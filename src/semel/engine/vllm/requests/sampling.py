@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from semel.core import Output, PromptLogprob
+from semel.core import DEFAULT_WEIGHTS, Output, PromptLogprob
 from semel.engine.vllm.compat.internals import copy_params
 from semel.errors import InvalidRequest, ServiceError, excerpt
 
@@ -123,7 +123,7 @@ def _checked_params(sampling: Mapping[str, Any]) -> Any:
     return checked(SamplingParams, _made(SamplingParams.from_optional, requested))
 
 
-def checked(kind: Any, params: Any) -> Any:
+def checked(kind: Callable[..., Any], params: Any) -> Any:
     """Decode vLLM's parameters of this kind as its engine core will: a wrong type that is found only there is fatal."""
     return _decoder(kind).decode(_ENCODER.encode(params))
 
@@ -187,7 +187,7 @@ def _made(make: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+def _decoder(kind: Callable[..., Any]) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind)
 
 
@@ -220,13 +220,16 @@ def to_outputs(result: Any, *, is_first: bool) -> list[Output]:
     """Convert vLLM's output of all sequences at one time; with that of the prompt, if it is the first."""
     outputs: list[Output] = []
     for part in result.outputs:
-        about_prompt: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if is_first and not outputs:
-            about_prompt = {
+            more = {
                 "cached_tokens": result.num_cached_tokens,
                 "created_cache_tokens": result.num_cache_creation_tokens,
                 "prompt_logprobs": result.prompt_logprobs and tuple(map(_prompt_step, result.prompt_logprobs)),
             }
+        spans = getattr(part, "weight_versions", None)  # of the last output; vLLM 0.31 has none
+        if spans and (len(spans) > 1 or spans[0].version != DEFAULT_WEIGHTS):
+            more["weight_versions"] = tuple((span.version, span.start, span.end) for span in spans)
         steps = part.logprobs or ()
         outputs.append(
             Output(
@@ -237,7 +240,7 @@ def to_outputs(result: Any, *, is_first: bool) -> list[Output]:
                 part.finish_reason,
                 part.stop_reason,
                 tuple({token: entry.decoded_token or "" for token, entry in step.items()} for step in steps) or None,
-                **about_prompt,
+                **more,
             )
         )
     return outputs
