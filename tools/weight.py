@@ -159,7 +159,7 @@ def weigh() -> list[Row]:
     """Count lines and modules."""
     folder, count = largest_folder()
     return [
-        Row("lines of the product", lines(SOURCE, without=WORKSHOP), 60_350, missed=72_428),
+        Row("lines of the product", lines(SOURCE, without=WORKSHOP), 60_350, missed=72_431),
         Row("lines of the workshop (lab)", lines(SOURCE / "lab")),
         Row("lines of tests", lines(ROOT / "tests"), 78_000, missed=92_130),
         Row("lines of tools", lines(ROOT / "tools")),
