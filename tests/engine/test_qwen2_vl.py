@@ -130,7 +130,7 @@ async def test_a_request_that_runs_into_its_own_regex_is_at_fault_itself_S31(
     """As if the check at the door had overlooked it; the engine goes on."""
     regex = submission(good, structured_outputs={"regex": "a"}, max_tokens=4)
     letter, *_ = [token async for output in await rig.engine.submit(regex) for token in output.token_ids]
-    monkeypatch.setattr("semel.engine.vllm.engine.check_tokens_left", lambda *_: None)
+    monkeypatch.setattr("semel.engine.vllm.requests.params.check_tokens_left", lambda *_: None)
     tokens: list[int] = []
     with pytest.raises(InvalidRequest, match=r"structured_outputs\.regex: no token was left"):
         async for output in await rig.engine.submit(
