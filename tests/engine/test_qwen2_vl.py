@@ -164,7 +164,7 @@ async def test_closing_the_stream_aborts_the_request_in_the_engine(rig: Rig, goo
 async def test_an_answer_in_strides_is_the_same_as_token_by_token(
     rig: Rig, good: Rendered, more: dict[str, Any]
 ) -> None:
-    """Control: without an interval each token is an output of its own."""
+    """Control: without an interval outputs are short."""
 
     async def answer(**interval: int) -> tuple[list[list[int]], dict[int, list[Any]]]:
         asked = {"max_tokens": 40, "min_tokens": 40, "logprobs": 2, **more, **interval}
@@ -187,8 +187,8 @@ async def test_an_answer_in_strides_is_the_same_as_token_by_token(
     assert whole == expected
     for strides, steps in zip(sizes, single, strict=True):
         assert sum(strides) == sum(steps)
-        assert len(steps) == sum(steps) or more.get("n"), "several sequences may be read at once"
         assert len(strides) <= 2 + sum(steps) // 16
+        assert len(steps) > 2 * len(strides), "a reader that is late gets several tokens at once, but not so many"
 
 
 async def test_the_engine_proves_what_semel_adds_to_it(rig: Rig) -> None:
