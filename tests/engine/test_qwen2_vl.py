@@ -188,7 +188,7 @@ async def test_an_answer_in_strides_is_the_same_as_token_by_token(
     for strides, steps in zip(sizes, single, strict=True):
         assert sum(strides) == sum(steps)
         assert len(strides) <= 2 + sum(steps) // 16
-        assert len(steps) > 2 * len(strides), "a reader that is late gets several tokens at once, but not so many"
+        assert len(steps) > 2 * len(strides) or not steps, "a late reader gets several tokens at once, but not so many"
 
 
 async def test_the_engine_proves_what_semel_adds_to_it(rig: Rig) -> None:
