@@ -241,7 +241,7 @@ def test_a_frontend_that_is_killed_has_its_requests_aborted_in_the_engine(served
         told = events(stream)
         next(told)
         until(lambda: served.running() == 1, 30)
-        seen |= segments_of(served.processes())
+        seen |= segments_of(one.pid for one in served.processes())
         old.kill()
         for _ in told:
             pass
@@ -258,7 +258,7 @@ def test_a_worker_that_is_killed_is_replaced_and_clients_are_told_the_truth_mean
     with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as stream:
         told = events(stream)
         next(told)
-        seen |= segments_of(served.processes())
+        seen |= segments_of(one.pid for one in served.processes())
         served.child("worker").kill()
         *_, last = told
     assert last["error"]["code"] == "worker_lost"
@@ -278,7 +278,7 @@ def test_ctrl_c_ends_everything_soon_and_leaves_nothing_behind(served: Served, s
     """The last test of the module: it ends what the others use."""
     processes = served.processes()
     assert len(processes) >= 5
-    seen |= segments_of(processes)
+    seen |= segments_of(one.pid for one in processes)
     assert any(segment.name.startswith("/memfd:semel") for segment in seen)
     began = time.monotonic()
     served.process.send_signal(signal.SIGINT)
