@@ -45,7 +45,7 @@ from semel.frontend.service import FrontendState
 from semel.render.offload import run_if_heavy
 from semel.web.openapi import JSON, shape
 
-__all__ = ["pooling_routes", "written"]
+__all__ = ["pooling_route", "pooling_routes", "written"]
 
 _EMBEDDING: Final = TypeAdapter(EmbeddingRequest)
 _POOLING: Final = TypeAdapter(PoolingRequest)
@@ -75,14 +75,15 @@ def pooling_routes(service: FrontendState) -> list[DocumentedRoute]:
         return await serve_call(request, service, _CLASSIFICATION, _classify, read_prompt_json)
 
     return [
-        _route("/v1/embeddings", embeddings, _EMBEDDING, EmbeddingList),
-        _route("/v2/embed", embed, _COHERE, CohereEmbeddings),
-        _route("/pooling", pooling, _POOLING, PoolingList),
-        _route("/classify", classify, _CLASSIFICATION, ClassificationList),
+        pooling_route("/v1/embeddings", embeddings, _EMBEDDING, EmbeddingList),
+        pooling_route("/v2/embed", embed, _COHERE, CohereEmbeddings),
+        pooling_route("/pooling", pooling, _POOLING, PoolingList),
+        pooling_route("/classify", classify, _CLASSIFICATION, ClassificationList),
     ]
 
 
-def _route(path: str, endpoint: Callable[..., Any], kind: TypeAdapter[Any], answer: type) -> DocumentedRoute:
+def pooling_route(path: str, endpoint: Callable[..., Any], kind: TypeAdapter[Any], answer: type) -> DocumentedRoute:
+    """Return a route that takes one kind of request and answers in JSON."""
     operation = takes(kind, {JSON: shape(answer)}, named=True)
     return DocumentedRoute(path, endpoint, methods=["POST"], operation=operation)
 

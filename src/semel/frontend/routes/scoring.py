@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pydantic import TypeAdapter
@@ -14,12 +13,11 @@ from starlette.responses import Response
 from semel.frontend.api.pooling.score_requests import RerankRequest, ScoreRequest, ScoringRequest
 from semel.frontend.api.pooling.score_responses import RerankList, ScoreList, cosines, ranked
 from semel.frontend.routes.call import Call, read_prompt_json, serve_call
-from semel.frontend.routes.openapi import DocumentedRoute, takes
+from semel.frontend.routes.openapi import DocumentedRoute
 from semel.frontend.routes.pooled_prompts import PooledPrompt, PromptPool, usage_of
-from semel.frontend.routes.pooling import written
+from semel.frontend.routes.pooling import pooling_route, written
 from semel.frontend.service import SCORING_ROUTES, FrontendState
 from semel.render.offload import run_if_heavy
-from semel.web.openapi import JSON, shape
 
 __all__ = ["scoring_routes"]
 
@@ -42,14 +40,11 @@ def scoring_routes(service: FrontendState) -> list[DocumentedRoute]:
         return await serve_call(request, service, _RERANK, _rerank, read_prompt_json)
 
     return [
-        _route(path, rerank, _RERANK, RerankList) if "rerank" in path else _route(path, score, _SCORE, ScoreList)
+        pooling_route(path, rerank, _RERANK, RerankList)
+        if "rerank" in path
+        else pooling_route(path, score, _SCORE, ScoreList)
         for path in SCORING_ROUTES
     ]
-
-
-def _route(path: str, endpoint: Callable[..., Any], kind: TypeAdapter[Any], answer: type) -> DocumentedRoute:
-    operation = takes(kind, {JSON: shape(answer)}, named=True)
-    return DocumentedRoute(path, endpoint, methods=["POST"], operation=operation)
 
 
 async def _score(call: Call, request: ScoreRequest) -> Response:

@@ -9,7 +9,6 @@ nothing to another. Long media are hashed in a thread: a page has its whole docu
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,13 +18,13 @@ from typing import Final
 
 import msgspec
 
+from semel.aio import run_if_large
 from semel.core import LruMap, Media, hash_parts
 from semel.errors import RequestError
 
 __all__ = ["Quarantine"]
 
 _TRIES: Final = 2
-_LARGE: Final = 1 << 20
 
 _Name = tuple[int, bytes]  # the bytes of the media, the hash of all that decides what happens to it
 
@@ -110,6 +109,5 @@ async def _name(media: Media, options: Mapping[str, object], tenant: str) -> _Na
         msgspec.msgpack.encode((options, media.page), order="sorted"),
         media.data,
     )
-    hashing = partial(hash_parts, parts)
-    hashed = hashing() if len(media.data) <= _LARGE else await asyncio.to_thread(hashing)
+    hashed = await run_if_large(partial(hash_parts, parts), len(media.data))
     return len(media.data), hashed.digest()
