@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,21 @@ def _ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -
 
 
 default.create_ssl_context = _ssl_context  # type: ignore[attr-defined]
+
+
+@wraps(ast.parse)
+def _parse(*args: Any, **kwargs: Any) -> Any:
+    """Parse without garbage collection: one may log a traceback, and parse, which 3.11 cannot do in between."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return _parse.__wrapped__(*args, **kwargs)
+    finally:
+        if was_on:
+            gc.enable()
+
+
+ast.parse = _parse  # type: ignore[assignment]
 
 Folder = Callable[[str], Path]
 
