@@ -74,7 +74,7 @@ def _parse(*args: Any, **kwargs: Any) -> Any:
             gc.enable()
 
 
-ast.parse = _parse  # type: ignore[assignment]
+ast.parse = _parse
 
 Folder = Callable[[str], Path]
 
