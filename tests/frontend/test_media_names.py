@@ -65,6 +65,22 @@ async def test_a_name_alone_is_what_was_sent_with_it(served: Rig, drawing: Drawi
     assert drawing.processed == [1]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_name_whose_item_the_engine_loses_is_unknown_with_a_status_as_long_as_nobody_has_it(
+    served: Rig, stream: bool
+) -> None:
+    """Also after the worker has taken the request, and before and after it answers are whole."""
+    first = await prompt_of(served, chat(named(1)))
+    await hold(served, first)
+    body = chat(alone(), stream=stream)
+    expected = await served.client.post(CHAT, json=body)
+    assert expected.status_code == 200
+    served.engine.lost.update(item.digest for item in first.items)
+    assert await error_of(served, body) == (404, "unknown_media", "messages[0].content[0]")
+    assert (await served.client.post(CHAT, json=chat(named(1)))).status_code == 200
+    assert len((await served.client.post(CHAT, json=body)).content) == len(expected.content)
+
+
 async def test_a_name_belongs_to_its_tenant_and_its_salt_S12(served: Rig) -> None:
     await hold(served, await prompt_of(served, chat(named(1))))
     seen = [await error_of(served, chat(alone(name)), **UMBRA_S) for name in ("screen", "never")]

@@ -36,7 +36,7 @@ async def test_frontends_fetch_a_url_once_with_a_store_and_each_without(
         async with shipped(tmp_path, folder, *pools, media_store=media_store, fetch=fetch) as world:
             if store == "shared":
                 fetches: list[Any] = [one.service.serving().pipeline.fetch for one in world.frontends]
-                await until(lambda: all(one.__self__._shared._store._files._is_ready for one in fetches))
+                await until(lambda: all(one.__self__._shared._store._files._listed.is_set() for one in fetches))
             if store == "gone":
                 (tmp_path / "store").rename(tmp_path / "elsewhere")
                 (tmp_path / "store").write_text("no folder")

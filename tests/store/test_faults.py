@@ -146,7 +146,13 @@ async def test_a_folder_that_is_taken_away_is_an_error_and_back_again_is_none(tm
     assert await store.find("acme", file.id) == file
 
 
-async def test_before_the_objects_are_listed_nothing_is_answered() -> None:
+async def test_before_the_objects_are_listed_a_call_waits_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MediaStore(in_memory(), key=KEY, capacity_bytes=1 << 30, ttl_s=100)
+    putting = asyncio.create_task(store.put("acme", upload_of(b"pixels")))
+    await asyncio.sleep(0)
+    await store.refresh()
+    assert (await putting).nbytes == len(b"pixels")
+    monkeypatch.setattr("semel.store.store._FIRST_LISTING_S", 0.01)
     store = MediaStore(in_memory(), key=KEY, capacity_bytes=1 << 30, ttl_s=100)
     for call in (
         store.put("acme", upload_of(b"")),
@@ -166,7 +172,7 @@ async def test_a_store_that_is_gone_at_the_start_is_tried_again(monkeypatch: pyt
     try:
         await until(lambda: faulty.calls.count("list") >= 3)
         faulty.fault = ""
-        await until(lambda: store._is_ready)
+        await until(store._listed.is_set)
     finally:
         running.cancel()
     await store.put("acme", upload_of(b"pixels"))

@@ -134,6 +134,12 @@ class RemoteStream:
             self._room.drop(size)
         return self.outputs.popleft()
 
+    def put_back(self, output: Output) -> None:
+        """Make an output that was taken out the next one again. It is not charged any more."""
+        if self._room is not None:
+            self._sizes.appendleft(0)
+        self.outputs.appendleft(output)
+
     def charge(self, room: AnswerRoom) -> None:
         """Charge the outputs while they wait: those that came with the acceptance, and all that come from now on.
 
@@ -332,6 +338,14 @@ class StreamedAnswer:
     def serve(self, reader: AnswerReader) -> None:
         """Let the answer's request know when it begins and ends."""
         self._reader, self._observed = reader, reader.observed
+
+    async def begin(self) -> None:
+        """Wait for the first output, which is still the next one to be read. Closes the answer if there is none."""
+        try:
+            self._stream.put_back(await self._first())
+        except BaseException:
+            await self.close()
+            raise
 
     def overflow(self, error: SemelError) -> None:
         """Drop what waits of the answer, and end it with this error: there is no room for it any more."""

@@ -16,6 +16,7 @@ from semel.fleet.worker import RemoteWorker
 from semel.frontend.budget import Account, Loan
 from semel.frontend.service import ServedModel
 from semel.render import MakeFeature, ParsedRequest
+from semel.render.media.source import MediaFile
 from semel.telemetry.request_context import current_span
 from semel.telemetry.spans import span_trace
 from semel.telemetry.stages import Stopwatch
@@ -103,17 +104,17 @@ async def submit_request(
     The features are dropped when this call returns: the worker has those that it needs. The media stay in memory until
     the first output, in case the worker is lost, so the request's `account` charges them until then; the stream closes
     it. The answer is charged to `answer_account` while it waits, the same unless another one is named. An answer that
-    is submitted `ahead` is read later, so the time of its first output means nothing and is not
-    recorded.
+    is submitted `ahead` is read later, so the time of its first output means nothing and is not recorded.
     """
     prefix = b"" if opening is None else opening.key(parsed_request.items, tenant)
     if parsed_request.items:
         media_bytes = sum(media.nbytes for media in parsed_request.media.values())
+        is_named = any(isinstance(media, MediaFile) for media in parsed_request.media.values())
         serving.check_items(parsed_request.items)
         with serving.fleet.preparing(parsed_request.media, prefix=prefix) as worker:
             rendered = await serving.pipeline.render(parsed_request, worker.holding)
     else:  # nobody holds anything of it: the worker is chosen when it is submitted
-        media_bytes = 0
+        media_bytes, is_named = 0, False
         rendered = await serving.pipeline.render(parsed_request)
         worker = serving.fleet.choose((), prefix=prefix)
     prompt, salt = rendered.prompt, tenant.prefix_salt
@@ -130,6 +131,8 @@ async def submit_request(
         keep_bytes=media_bytes,
         ahead=ahead,
     )
+    if is_named and kind is StreamedAnswer and not ahead:
+        await stream.begin()  # a lost item that has only a name is a 404 then, and no event of a stream
     return stream, prompt
 
 
@@ -144,7 +147,7 @@ async def submit(
     answer_account: Account | None = None,
     keep_bytes: int = 0,
     ahead: bool = False,
-) -> Stream:
+) -> StreamedAnswer:
     """Submit to a worker. Until the first output the account charges `keep_bytes`, from which features can be remade.
 
     The time of the first output is not recorded if the answer is submitted `ahead`.

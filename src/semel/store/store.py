@@ -53,6 +53,7 @@ REFRESH_S: Final = 60.0
 _PIECE_BYTES: Final = 1 << 20
 _EXPIRE_S: Final = 1.0
 _FIRST_RETRY_S: Final = 1.0
+_FIRST_LISTING_S: Final = 2.0
 _DISK_RETRIES: Final = 3
 """Rounds of eviction for a file that a full disk did not take: what is free then is not known before."""
 
@@ -102,7 +103,7 @@ class MediaStore:
         self._expired: list[StoredFile] = []
         """Out of the index, and to be deleted."""
         self._deleting: set[asyncio.Task[None]] = set()
-        self._is_ready = False
+        self._listed = asyncio.Event()
         self._gate = WriteGate()
         self._disk_evictions = 0
         """Number of times that files went for want of space on the disk."""
@@ -118,7 +119,7 @@ class MediaStore:
 
         Raises `MediaTooLarge` if the tenant cannot have so much.
         """
-        self._check_ready()
+        await self._until_listed()
         now_s, nbytes = self._clock(), len(upload.data)
         owner, digest = owner_name(tenant, self._key), file_id(upload.content, tenant, self._key)
         file = StoredFile(
@@ -143,7 +144,7 @@ class MediaStore:
 
     async def find(self, tenant: str, digest: Digest) -> StoredFile | None:
         """Return a file of a tenant, without its bytes; None if it has none of this id."""
-        self._check_ready()
+        await self._until_listed()
         owner, now_s = owner_name(tenant, self._key), self._clock()
         payer = Payer(owner)
         file = newest(await self._objects_of(payer, digest), now_s)
@@ -250,7 +251,7 @@ class MediaStore:
 
     async def delete(self, tenant: str, digest: Digest) -> bool:
         """Delete a file of a tenant. Returns whether there was one."""
-        self._check_ready()
+        await self._until_listed()
         owner = owner_name(tenant, self._key)
         payer = Payer(owner)
         files = await self._objects_of(payer, digest)
@@ -263,7 +264,7 @@ class MediaStore:
         self, tenant: str, *, limit: int, order: Order = "desc", purpose: str = "", after: Digest | None = None
     ) -> Page | None:
         """List files of a tenant by the time of their upload; None if it lacks the one that they are to follow."""
-        self._check_ready()
+        await self._until_listed()
         owner, now_s = owner_name(tenant, self._key), self._clock()
         return self._index.page(owner, now_s, limit=limit, order=order, purpose=purpose, after=after)
 
@@ -282,7 +283,7 @@ class MediaStore:
         for evicted in listing.finish(self._clock()):
             await self._evict(evicted)
             await asyncio.sleep(0)
-        self._is_ready = True
+        self._listed.set()
         await self._try_to_delete(replaced, FRONTEND)
         await self.expire()
 
@@ -394,9 +395,13 @@ class MediaStore:
         else:
             self._index.cancel(file.owner, file.nbytes)
 
-    def _check_ready(self) -> None:
-        if not self._is_ready:
-            raise MediaStoreUnavailable("the media store is being read; try again in a moment")
+    async def _until_listed(self) -> None:
+        """Wait for the first listing, after the frontend's start, for a moment."""
+        if not self._listed.is_set():
+            try:
+                await asyncio.wait_for(self._listed.wait(), _FIRST_LISTING_S)
+            except TimeoutError:
+                raise MediaStoreUnavailable("the media store is being read; try again in a moment") from None
 
     async def _objects_of(self, payer: Payer, digest: Digest) -> list[StoredFile]:
         """Return the objects of one file: usually one, two after a process was killed while it renewed it."""
