@@ -40,6 +40,11 @@ class ProveSettings:
         "all.",
         group="Measurement",
     )
+    against: Literal["semel", "bare"] = flag(
+        "semel",
+        help="What gets the requests and the faults: a fleet, or bare vLLM's one server with two API servers.",
+        group="Measurement",
+    )
     fault_interval_s: float = flag(
         5.0, help="Seconds from one fault to the next; 0 for none.", group="Measurement", unit="seconds", min=0
     )
@@ -66,16 +71,19 @@ def run_prove(settings: ProveSettings, flags: list[str]) -> int:
 
     if settings.without and settings.without not in PROTECTIONS:
         raise ConfigError(f"--without {settings.without}: there are {', '.join(PROTECTIONS)}")
+    if (is_bare := settings.against == "bare") and (settings.modelless or settings.without):
+        raise ConfigError("--against bare: vLLM has a model, and no protection that could be left out")
     with tempfile.TemporaryDirectory(prefix="semel-prove-model-") as scratch:
         shape = Shape(
             settings.model or build(_FAMILY, Path(scratch) / _FAMILY),
-            settings.frontends,
-            settings.workers,
+            1 if is_bare else settings.frontends,
+            0 if is_bare else settings.workers,
             settings.transport,
             has_engines=not settings.modelless,
             engine_flags=tuple(flags) if settings.model else (*ENGINE_FLAGS, *flags),
             is_tiny=settings.model is None,
             without=settings.without,
+            is_bare=is_bare,
         )
         mix = Mix(settings.requests, settings.seed, settings.images)
         options = Options(shape, mix, settings.fault_interval_s, settings.concurrency, settings.references)

@@ -74,9 +74,12 @@ class Tally:
 class Balancer:
     """The frontends that are ready."""
 
-    def __init__(self, urls: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, urls: Callable[[], Sequence[str]], probe: str = "/ready") -> None:
         self._urls = urls
+        self._probe = probe
         self.ready: list[str] = list(urls())
+        self._is_up = asyncio.Event()
+        self._is_up.set()
 
     async def run(self) -> None:
         """Ask all of them again and again."""
@@ -85,7 +88,7 @@ class Balancer:
 
             async def is_ready(url: str) -> bool:
                 try:
-                    async with session.get(f"{url}/ready") as response:
+                    async with session.get(url + self._probe) as response:
                         return response.status == 200
                 except (*_RESET, TimeoutError):
                     return False
@@ -93,8 +96,13 @@ class Balancer:
             while True:
                 urls = list(self._urls())
                 answers = await asyncio.gather(*map(is_ready, urls))
-                self.ready = [url for url, is_up in zip(urls, answers, strict=True) if is_up] or urls
+                self.ready = [url for url, is_up in zip(urls, answers, strict=True) if is_up] or urls or self.ready
+                self._is_up.set() if any(answers) else self._is_up.clear()
                 await asyncio.sleep(_PROBE_S)
+
+    async def until_up(self) -> None:
+        """Wait until any is ready: one server that starts again is down for everybody."""
+        await self._is_up.wait()
 
     def choose(self, number: int, but: str = "") -> str:
         """Return the frontend of a request."""
@@ -114,9 +122,17 @@ class Driver:
     """Sends what is planned, so many at a time."""
 
     def __init__(
-        self, balancer: Balancer, references: References, media: Media, keys: Mapping[str, str], *, at_a_time: int
+        self,
+        balancer: Balancer,
+        references: References,
+        media: Media,
+        keys: Mapping[str, str],
+        *,
+        at_a_time: int,
+        is_bare: bool = False,
     ) -> None:
         self.tally = Tally()
+        self._is_bare = is_bare  # its errors for a name that it does not know are many
         self._balancer = balancer
         self._references = references
         self._media = media
@@ -138,6 +154,7 @@ class Driver:
             ):
                 for ask in asks:
                     await self._room.acquire()
+                    await self._balancer.until_up()
                     group.create_task(self._one(session, ask))
         finally:
             probing.cancel()
@@ -188,7 +205,8 @@ class Driver:
         if ask.kind in (Kind.LEFT_EARLY, Kind.LEFT_AT_ONCE):
             return await self._leave(session, ask, path, body)
         reply = await self._send(session, ask, path, body)
-        if "name" in ask.sources and "unknown_media" in reply.text and not _has_begun(ask, reply):
+        is_unknown = reply.status == 404 and "unknown_media" in reply.text
+        if "name" in ask.sources and (is_unknown or (self._is_bare and reply.status >= 400)):
             self.tally.bytes_again += 1
             ask = replace(ask, sources=tuple("named" if one == "name" else one for one in ask.sources))
             reply = await self._send(session, ask, *bodies(ask, self._media)[-1])

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +104,13 @@ class Faults:
 
     def _possible(self) -> list[_Fault]:
         world, shape = self._world, self._world.shape
+        if shape.is_bare:
+            return [
+                _Fault("frontend", "server killed", self._kill_bare),
+                _Fault("frontend", "engine killed", self._kill_bare_engine),
+                _Fault("frontend", "server stopped", self._stop_frontend),
+                _Fault("frontend", "server rolled", self._roll_bare),
+            ]
         found = [
             _Fault("frontend", "preprocessing process killed", self._kill_pool_process),
             _Fault("media", "fetched media deleted", self._delete_fetched),
@@ -160,9 +167,7 @@ class Faults:
     async def _kill_engine(self) -> None:
         """Kill the engine's own process; its worker ends of it."""
         node = await self._worker()
-        for pid in node.family():
-            if any(_ENGINE in word for word in words_of(pid)):
-                os.kill(pid, signal.SIGKILL)
+        _kill(_engines(node.family()))
         await asyncio.to_thread(node.process.wait, _END_S)
         self._world.begin_worker(node.address)
 
@@ -183,6 +188,26 @@ class Faults:
         self._world.begin_frontend()
         await self._world.until_whole()
         await asyncio.to_thread(node.end)
+
+    async def _kill_bare(self) -> None:
+        _kill(await asyncio.to_thread((await self._frontend()).kill))
+        self._world.begin_frontend()
+
+    async def _kill_bare_engine(self) -> None:
+        """Kill its engine, and what is left of it when it has noticed."""
+        node = await self._frontend()
+        family = node.family()
+        _kill(_engines(family))
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(node.process.wait, _END_S)
+        _kill(family)
+        await asyncio.to_thread(node.process.wait, _END_S)
+        self._world.begin_frontend()
+
+    async def _roll_bare(self) -> None:
+        """End it, and start it again: it has the machine's only device."""
+        await asyncio.to_thread((await self._frontend()).end)
+        self._world.begin_frontend()
 
     async def _stop_frontend(self) -> None:
         await _stopped(await self._frontend(), self._seconds(_SHORT_S))
@@ -234,6 +259,16 @@ class Faults:
     @property
     def _fetched(self) -> Path:
         return self._world.home / "media" / "fetched"
+
+
+def _engines(family: Iterable[int]) -> list[int]:
+    return [pid for pid in family if any(_ENGINE in word for word in words_of(pid))]
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def _stopped(node: Node, seconds: float) -> None:

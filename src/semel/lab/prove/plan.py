@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Final, Literal
 
 __all__ = [
+    "BARE_REFUSALS",
     "MODEL_REFUSALS",
     "REFUSALS",
     "TENANTS",
@@ -49,6 +50,9 @@ REFUSALS: Final = (
     *("wrong key", "temperature in words", "no messages"),
 )
 """Requests that have to be refused, with any engine."""
+
+BARE_REFUSALS: Final = ("damaged image", "temperature in words", "no messages")
+"""Those that vLLM without tenants and files refuses too."""
 
 MODEL_REFUSALS: Final = ("logit bias", "stop token", "repetition penalty")
 """Requests that only an engine with a model refuses."""

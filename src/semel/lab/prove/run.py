@@ -20,6 +20,7 @@ from semel.lab.prove.faults import Faults
 from semel.lab.prove.images import ImageServer, serving_images
 from semel.lab.prove.page import Page
 from semel.lab.prove.plan import (
+    BARE_REFUSALS,
     MODEL_REFUSALS,
     REFUSALS,
     TENANTS,
@@ -63,7 +64,9 @@ class Options:
 
 async def prove(options: Options, tell: Tell) -> Page:
     """Run it; the page of what was found."""
-    refusals = REFUSALS + (MODEL_REFUSALS if options.shape.has_engines else ())
+    refusals = (BARE_REFUSALS if options.shape.is_bare else REFUSALS) + (
+        MODEL_REFUSALS if options.shape.has_engines else ()
+    )
     mix = replace(options.mix, refusals=refusals)
     images = [draw_image(mix.seed, number) for number in range(mix.images)]
     async with serving_images(images) as server:
@@ -71,7 +74,8 @@ async def prove(options: Options, tell: Tell) -> Page:
         server.fetches = 0
         tell("starting the fleet", 0, mix.requests)
         async with running_world(options.shape, server) as world:
-            media = Media(images, server.url, await upload(world.fleet.urls[0], world.keys, images))
+            files = {} if options.shape.is_bare else await upload(world.fleet.urls[0], world.keys, images)
+            media = Media(images, server.url, files)
             return await _drive(world, replace(options, mix=mix), media, references, server, tell)
 
 
@@ -108,7 +112,9 @@ async def _drive(
     mix = options.mix
     recorder = Recorder(world.fleet)
     faults = Faults(world, recorder, seed=mix.seed, interval_s=options.fault_interval_s)
-    driver = Driver(Balancer(lambda: world.fleet.urls), references, media, world.keys, at_a_time=options.at_a_time)
+    is_bare = options.shape.is_bare
+    balancer = Balancer(lambda: world.fleet.urls, world.probe)
+    driver = Driver(balancer, references, media, world.keys, at_a_time=options.at_a_time, is_bare=is_bare)
     background = [asyncio.create_task(recorder.run()), asyncio.create_task(_tell(driver, mix.requests, tell))]
     firing = asyncio.create_task(faults.run() if options.fault_interval_s else asyncio.sleep(0))
     try:
@@ -125,7 +131,8 @@ async def _drive(
     tally.faults += faults.failures
     try:
         frontend = world.fleet.running_frontends[0]
-        made_for_others = await found_made(frontend.url, world.keys, mix, partial(_preprocessed, frontend))
+        preprocessed = partial(_preprocessed, frontend)
+        made_for_others = 0 if is_bare else await found_made(frontend.url, world.keys, mix, preprocessed)
     except (ServiceError, aiohttp.ClientError, OSError) as error:
         tally.outcomes["failed"] += 1
         tally.faults.append(f"a request after the last fault: {error!r}"[:500])
@@ -171,6 +178,7 @@ def _describe(options: Options) -> dict[str, str | int | float]:
         "workers": shape.workers,
         "transport": shape.transport,
         "engines": "vLLM" if shape.has_engines else "without a model",
+        "against": "bare vLLM with two API servers" if shape.is_bare else "semel",
         "without": shape.without or "nothing",
         "images": mix.images,
         "fault_interval_s": options.fault_interval_s,

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from semel.core import Digest, Tenant
 from semel.errors import ServiceError
+from semel.fleet.retry_policy import RetryPolicy
 from semel.fleet.worker import RemoteWorker
 from semel.ledger import Ledger
+from semel.store.seal import Seal
 
 __all__ = ["PROTECTIONS", "command_without", "main"]
 
@@ -33,6 +35,14 @@ def _no_tenant_key() -> None:
     _set(Tenant, "parts", property(lambda _: (b"", b"")))
 
 
+def _no_retry() -> None:
+    _set(RetryPolicy, "is_resumable", lambda *_: False)
+
+
+def _no_seals() -> None:
+    _set(Seal, "open", lambda self, _, record: record[self.NBYTES :])
+
+
 def _set(owner: type, name: str, value: object) -> None:
     assert hasattr(owner, name), f"{owner.__name__} has no {name} any more"
     setattr(owner, name, value)
@@ -42,6 +52,8 @@ PROTECTIONS: Final[dict[str, Callable[[], None]]] = {
     "repair": _no_repair,
     "ledger": _no_ledger,
     "tenant-key": _no_tenant_key,
+    "retry": _no_retry,
+    "seals": _no_seals,
 }
 """By name: what takes it out of a frontend."""
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import aiohttp
 
 from semel.errors import ServiceError
+from semel.lab.prove.bare import begin_bare
 from semel.lab.prove.images import ImageServer
 from semel.lab.prove.plan import TENANTS
 from semel.lab.prove.processes import (
@@ -41,6 +42,7 @@ _MEDIA_CACHE_GB: Final = "0.00001"
 _TIER_GB: Final = "0.5"
 _MODELLESS_START_S: Final = 90.0
 _POLL_S: Final = 0.25
+_API_SERVERS: Final = 2
 _FILES: Final = 8
 """Images that each tenant uploads."""
 
@@ -61,6 +63,9 @@ class Shape:
     without: str = ""
     """The protection that frontends lack."""
 
+    is_bare: bool = False
+    """Whether it is one server of vLLM's own, with two API servers."""
+
 
 @dataclass(slots=True)
 class World:
@@ -75,6 +80,11 @@ class World:
     store: RedisStore | None = None
     relays: dict[str, Relay] = field(default_factory=dict)
     """By the addresses at which workers listen."""
+
+    @property
+    def probe(self) -> str:
+        """The path that says whether a frontend gets requests."""
+        return "/health" if self.shape.is_bare else "/ready"
 
     @property
     def addresses(self) -> list[str]:
@@ -92,7 +102,14 @@ class World:
         return self.fleet.begin_worker(address=address, cache_gb=4.0)
 
     def begin_frontend(self) -> Node:
-        """Start a frontend."""
+        """Start a frontend, or the server of bare vLLM."""
+        if self.shape.is_bare:
+            number = len(self.fleet.frontends)
+            node = begin_bare(
+                self.shape.model, self.home, self.shape.engine_flags, api_servers=_API_SERVERS, number=number
+            )
+            self.fleet.frontends.append(node)
+            return node
         command = command_without(self.shape.without) if self.shape.without else SEMEL
         cache_gb = _FEATURE_CACHE_GB if self.shape.is_tiny else 1.0
         return self.fleet.begin_frontend(self.addresses, cache_gb=cache_gb, semel=command)
@@ -108,7 +125,7 @@ class World:
         """Wait until every frontend that runs is ready and connected to all workers."""
         async with asyncio.timeout(ENGINE_START_S if self.shape.has_engines else _MODELLESS_START_S):
             for node in self.fleet.running_frontends:
-                while node.is_running and not await asyncio.to_thread(node.is_up, "/ready", timeout_s=2.0):  # noqa: ASYNC110 another process
+                while node.is_running and not await asyncio.to_thread(node.is_up, self.probe, timeout_s=2.0):  # noqa: ASYNC110 another process
                     await asyncio.sleep(_POLL_S)
             while not await asyncio.to_thread(self.is_whole):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_S)
@@ -121,6 +138,12 @@ async def running_world(shape: Shape, images: ImageServer) -> AsyncIterator[Worl
     try:
         async with AsyncExitStack() as stack:
             world = await asyncio.to_thread(_prepare, shape, home, images)
+            if shape.is_bare:
+                stack.callback(_end, world.fleet)
+                world.begin_frontend()
+                await world.until_whole()
+                yield world
+                return
             if shape.has_engines:
                 world.store = stack.enter_context(running_redis(home))
                 if world.store is not None:
