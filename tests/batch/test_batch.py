@@ -202,6 +202,18 @@ def test_what_is_wrong_with_a_line_is_its_result(server: ReferenceServer, tmp_pa
         assert words in results[name]["error"]["message"]  # type: ignore[index]
 
 
+def test_lines_whose_results_are_errors_are_sent_again_if_asked_for(server: ReferenceServer, tmp_path: Path) -> None:
+    batch = Batch(tmp_path, *LINES, request("never", chat(stream=True)))
+    server.faults = [Rejection(403, "forbidden"), Rejection(500, "internal_error")]
+    assert batch.run(server.url, concurrency=1).failed == 3
+    sent = len(server.bodies)
+    assert batch.run(server.url).failed == 3
+    assert len(server.bodies) == sent, "errors are results"
+    state = batch.run(server.url, retry_errors=True)
+    assert (state.failed, len(server.bodies), len(batch.results)) == (1, sent + 2, len(LINES) + 1)
+    assert not [*tmp_path.glob("*.new")]
+
+
 def test_429_and_503_are_tried_again_after_the_time_that_they_name(
     server: ReferenceServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from semel.errors import ConfigError, ServiceError
 __all__ = ["Results"]
 
 _PREFIX: Final = "batch_req_"
+_OK: Final = 200
 _BEGIN: Final = f'{{"id":"{_PREFIX}'.encode()
 
 
@@ -32,6 +33,10 @@ class _Response(msgspec.Struct):
 class _Result(msgspec.Struct):
     id: str
     response: _Response | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return self.response is not None and self.response.status_code == _OK
 
 
 class Results:
@@ -47,8 +52,11 @@ class Results:
         """Those without status 200."""
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open a file or make it. A `ConfigError` says that it is in use, or is no file of results."""
+    def open(cls, path: Path, *, drop_errors: bool = False) -> Self:
+        """Open a file or make it. A `ConfigError` says that it is in use, or is no file of results.
+
+        Results with errors can be dropped: the file is replaced by one without them.
+        """
         try:
             check_file(path)
             results = cls(path.open("a+b", buffering=0))
@@ -56,6 +64,10 @@ class Results:
             raise ConfigError(f"{path}: {error.strerror}") from None
         try:
             results._begin()
+            if drop_errors and results.failed:
+                results._drop_errors(path)
+                results.close()
+                return cls.open(path)
         except BaseException:
             results.close()
             raise
@@ -83,7 +95,7 @@ class Results:
         except OSError as failed:
             os.ftruncate(self._file.fileno(), end)  # another result may follow, and would be on the same line
             raise ServiceError(f"{self._file.name}: {failed.strerror}; then the same command goes on") from None
-        self._note(line.number, line.digest, is_good=response is not None and response["status_code"] == 200)
+        self._note(line.number, line.digest, is_good=response is not None and response["status_code"] == _OK)
 
     def close(self) -> None:
         """Close the file, for another client."""
@@ -92,8 +104,11 @@ class Results:
     def _begin(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_it = os.path.samestat(os.fstat(self._file.fileno()), Path(self._file.name).stat())
         except OSError:
-            raise ConfigError(f"{self._file.name}: another `semel batch` writes to it") from None
+            is_it = False
+        if not is_it:  # it is locked, or was replaced by the client that had it
+            raise ConfigError(f"{self._file.name}: another `semel batch` writes to it")
         end = 0
         with Path(self._file.name).open("rb") as file:
             for place, data in enumerate(file, start=1):
@@ -104,13 +119,22 @@ class Results:
                     raise self._foreign(place)
         os.ftruncate(self._file.fileno(), end)
 
+    def _drop_errors(self, path: Path) -> None:
+        """Replace the file by one without the results that have errors, in an instant."""
+        new = path.with_name(f"{path.name}.new")
+        try:
+            with Path(self._file.name).open("rb") as old, new.open("wb") as file:
+                file.writelines(data for data in old if msgspec.json.decode(data, type=_Result).is_good)
+                os.fsync(file.fileno())
+            new.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{new}: {error.strerror}") from None
+
     def _read(self, data: bytes, place: int) -> None:
         try:
             result = msgspec.json.decode(data, type=_Result)
             number, _, digest = result.id.removeprefix(_PREFIX).partition("_")
-            self._note(
-                int(number), int(digest, 16), is_good=result.response is not None and result.response.status_code == 200
-            )
+            self._note(int(number), int(digest, 16), is_good=result.is_good)
         except (msgspec.MsgspecError, ValueError, OverflowError):
             raise self._foreign(place) from None
 

@@ -91,7 +91,7 @@ async def run_batch(
     """Send all lines that have no result yet to the server at `url`, and write their results."""
     with (
         contextlib.closing(BatchFile.open(settings.input)) as file,
-        contextlib.closing(Results.open(settings.output)) as results,
+        contextlib.closing(Results.open(settings.output, drop_errors=settings.retry_errors)) as results,
     ):
         batch = _Batch(settings, url, _clients(key), file, results)
         await batch.run(show)

@@ -39,6 +39,9 @@ class BatchSettings:
         unit="seconds",
         min=0,
     )
+    retry_errors: bool = flag(
+        False, help="Send the lines again whose result in the file has an error or another status than 200."
+    )
     allowed_local_media_path: Path | None = flag(
         None, help="Folder on this machine whose files lines may name as `file:///…`; the server gets their bytes."
     )
