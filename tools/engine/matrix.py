@@ -334,7 +334,6 @@ MATRIX: Final[Mapping[str, Configuration]] = {
 IN_CI: Final = ("v2-async", "tp2-ngram")
 
 REFUSED: Final = (
-    Refused("pooling", ("--runner", "pooling"), "generates no text"),
     Refused("data parallel", ("--data-parallel-size", "2"), "--data-parallel-size 2"),
     Refused("statistics off, traces on", ("--otlp-traces-endpoint", "http://x", "--disable-log-stats"), "statistics"),
 )
