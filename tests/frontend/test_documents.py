@@ -13,6 +13,7 @@ import pytest
 
 from semel.cache import NoCache
 from semel.core import Feature, Identity, Keyring, Media, Tenant
+from semel.errors import MediaUndecodable
 from semel.lab.testing.pdf import page_of, pdf
 from semel.media import DocumentLimits, count_pages
 from semel.media.fetch.url import Url
@@ -47,6 +48,9 @@ class Desk:
 
     counted: list[str] = field(default_factory=list)
     made: list[tuple[int, int]] = field(default_factory=list)
+    damaged: int = 0
+    """A page that cannot be drawn."""
+
     objects: FaultyObjects = field(default_factory=lambda: FaultyObjects(in_memory()))
 
     async def count(self, document: Media, /, *, group: Hashable | None = None, tenant: str = "") -> int:
@@ -59,6 +63,8 @@ class Desk:
         if media.page is None:
             return drawn(media)
         assert media.data.startswith(b"%PDF-")
+        if media.page.number == self.damaged:
+            raise MediaUndecodable(f"{media.subject} is damaged")
         self.made.append((media.page.number, media.page.dpi))
         return drawn(Media("image", b"%d" % (10 * media.page.number)))
 
@@ -301,6 +307,17 @@ async def test_refusals_of_the_other_apis_name_their_own_parts(served: Rig) -> N
         reply = await served.post(path, body)
         assert reply.status_code == 400, reply.text
         assert place in reply.text
+
+
+async def test_a_page_that_cannot_be_drawn_is_told_with_its_number_and_its_part(served: Rig, desk: Desk) -> None:
+    desk.damaged = 2
+    for path, body in INLINE.values():
+        reply = await served.post(path, body)
+        error = reply.json()["error"]
+        place = "input[0].content[0]" if path == RESPONSES else PART
+        assert (reply.status_code, "page 2 of the document is damaged" in error["message"]) == (400, True), reply.text
+        assert place in (error.get("param") or error["message"])
+    assert served.service.budget.in_flight == 0
 
 
 async def test_a_title_and_a_context_are_texts_before_the_pages(served: Rig) -> None:
