@@ -79,7 +79,7 @@ def fuzz(
 
 def _harness(target: Target, options: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
     input_s = _PROCESSES_TIMEOUT_S if target.starts_processes else _INPUT_TIMEOUT_S
-    limits = [f"-rss_limit_mb={_RSS_LIMIT_MB}", f"-timeout={input_s}"]
+    limits = [f"-rss_limit_mb={_RSS_LIMIT_MB}", f"-timeout={input_s}", f"-report_slow_units={input_s}"]
     command = [sys.executable, "-m", "tools.fuzz.harness", target.name, *limits, *options]
     within_s = timeout_s + input_s
     # A process begins with the peak of memory of whoever started it, so a small one does: ours may be over the limit.

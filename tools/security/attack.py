@@ -61,7 +61,7 @@ COLUMNS: Final = (
 )
 ALONE_S: Final = 5.0
 STOPPED_S: Final = 90.0
-DOCUMENTS_S: Final = 40.0
+DOCUMENTS_S: Final = 60.0
 """So long that some of them are answered."""
 
 LOG_S: Final = 12.0
