@@ -26,8 +26,6 @@ class WorkerControl:
         self._worker = worker
         self._pauses = 0
         """Pauses that are being asked for: the frontends hear of one before it has begun."""
-        self._telling = asyncio.Lock()
-        """Held from a look at the engine until it is told, or an old look might be told last."""
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """Pause the engine. With `abort` also the requests end that wait for it."""
@@ -91,6 +89,5 @@ class WorkerControl:
             await asyncio.shield(self._tell_state())
 
     async def _tell_state(self) -> None:
-        async with self._telling:
-            is_paused = await self.engine.is_paused() or await self.engine.is_sleeping()
-            self._worker.set_paused(bool(self._pauses) or is_paused)
+        is_paused = await self.engine.is_paused() or await self.engine.is_sleeping()  # answers keep their order
+        self._worker.set_paused(bool(self._pauses) or is_paused)

@@ -59,6 +59,9 @@ class VllmControl:
         self._is_transferring = False
         self._lacks_weights = False
         """True within a change of weights, in a transfer, and after one of them failed."""
+        self._failures = 0
+        """Changes of weights that failed."""
+        self._is_asleep = False
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """Let the engine make no more steps: `abort` its requests, `wait` until they have ended, or `keep` them."""
@@ -70,8 +73,9 @@ class VllmControl:
     async def resume(self) -> None:
         """Let the engine go on; not in the middle of a transfer of weights."""
         with _refusals("resume"):
-            async with self._order:
-                self._check_no_transfer()
+            async with self._letting_go():
+                if self._is_asleep:
+                    raise InvalidRequest("the engine sleeps: call /wake_up")
                 await self._llm.resume_generation()
                 self._note_resumed()
 
@@ -89,15 +93,16 @@ class VllmControl:
                     raise InvalidRequest(_OVERTAKEN)
                 if level >= _DISCARDS_WEIGHTS:
                     self._note_new_weights()
+                self._is_asleep |= level > 0
                 await asyncio.shield(self._caches.sleep(level, "keep"))  # what is to end has ended
 
     async def wake_up(self, tags: Sequence[str] | None) -> bool:
         """Take the memory with these tags back, or all; returns whether the engine goes on, as it does with all."""
         with _refusals("wake_up"):
-            async with self._order:
-                self._check_no_transfer()
+            async with self._letting_go():
                 is_awake = bool(await self._llm.wake_up(None if tags is None else list(tags)))
                 if is_awake:
+                    self._is_asleep = False
                     self._note_resumed()
                 return is_awake
 
@@ -204,8 +209,8 @@ class VllmControl:
     async def _pause(self, mode: PauseMode) -> None:
         """Pause, and return when no step is made any more. Others have their turn as soon as the engine core knows."""
         async with self._order:
-            if mode == "wait" and self._lacks_weights:
-                raise InvalidRequest("mode: requests cannot end before the engine has its weights; use abort or keep")
+            if mode == "wait" and (self._lacks_weights or self._is_asleep):
+                raise InvalidRequest("mode: no request can end before the engine has its weights; use abort or keep")
             self._is_held = False  # whoever pauses resumes
             pausing = asyncio.create_task(self._llm.pause_generation(mode=mode, clear_cache=False))  # items stay
             self._pausing.add(pausing)
@@ -216,6 +221,17 @@ class VllmControl:
         if pausing.cancelled():
             raise InvalidRequest(_OVERTAKEN)
         pausing.result()
+
+    @asynccontextmanager
+    async def _letting_go(self) -> AsyncIterator[None]:
+        """Let the engine go on inside, but not in a transfer, nor after a change that failed while this waited."""
+        failures = self._failures
+        async with self._order:
+            if self._is_transferring:
+                raise InvalidRequest("weights are being transferred: call /finish_weight_update first")
+            if self._failures != failures:
+                raise InvalidRequest("an update of the weights has failed meanwhile: give the engine others")
+            yield
 
     def _note_resumed(self) -> None:
         """End the pauses that still wait: vLLM would answer them when no request runs, which may be never."""
@@ -251,6 +267,7 @@ class VllmControl:
             try:
                 yield was_running
             except BaseException:
+                self._failures += 1
                 if in_transfer:
                     self._is_transferring = False  # vLLM has given it up
                 raise
@@ -265,10 +282,6 @@ class VllmControl:
         if self._is_held:
             await self._llm.resume_generation()
             self._is_held = False
-
-    def _check_no_transfer(self) -> None:
-        if self._is_transferring:
-            raise InvalidRequest("weights are being transferred: call /finish_weight_update first")
 
     def _note_new_weights(self) -> None:
         if self._tier is not None:
