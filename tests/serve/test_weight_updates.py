@@ -47,6 +47,8 @@ HANG_S: Final = 3.0
 PAUSE_S: Final = 8.0
 """Longer than the deadline for a step, which is four times the longest step if that is more."""
 
+LONG_PAUSE_S: Final = 120.0
+
 Answer = tuple[int, ...]
 
 
@@ -250,6 +252,15 @@ def test_answers_name_the_weights_that_sampled_them(trained: Trained) -> None:
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])
 def test_a_pause_longer_than_the_hang_deadline_with_64_requests_fails_none_S22(trained: Trained, mode: str) -> None:
+    pause_with_64(trained, mode, PAUSE_S)
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait"])
+def test_a_pause_of_120_s_with_64_requests_fails_none_S22(trained: Trained, mode: str) -> None:
+    pause_with_64(trained, mode, LONG_PAUSE_S)
+
+
+def pause_with_64(trained: Trained, mode: str, pause_s: float) -> None:
     with many(trained):
         asking = trained.begin(WAITING, max_tokens=LONG)
         trained.post(f"/pause?mode={mode}")
@@ -257,7 +268,7 @@ def test_a_pause_longer_than_the_hang_deadline_with_64_requests_fails_none_S22(t
         done = sum(one.done() for one in asking)
         assert done < WAITING, "some wait"
         assert trained.worker("semel_engine_paused") == 1
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)
         assert sum(one.done() for one in asking) - done <= SEQUENCES, "answers that were on their way"
         still = [one for one in asking if not one.done()]
         time.sleep(0.5)
@@ -358,3 +369,18 @@ def test_answers_after_an_update_are_those_of_a_fresh_engine_B8(
     home = tmp_path_factory.mktemp("fresh")
     with started(trained.second, trained.second, home) as fresh:
         assert fresh.answers() == found
+
+
+def test_a_worker_killed_in_a_pause_of_120_s_is_replaced_and_its_requests_are_answered_S22(trained: Trained) -> None:
+    """The last one: the new worker has the weights at start, and is not paused."""
+    with many(trained):
+        asking = trained.begin(WAITING, max_tokens=LONG)
+        trained.post("/pause?mode=keep")
+        time.sleep(LONG_PAUSE_S / 2)
+        trained.served.child("worker").kill()
+        responses = [one.result(ANSWER_S) for one in asking]
+    assert {response.status_code for response in responses} == {200}
+    assert len({tokens_of(response) for response in responses}) == 1, "all asked the same"
+    assert trained.admin.get("/is_paused", timeout=20).json() == {"is_paused": False}
+    assert trained.admin.get("/weight_info", timeout=20).json() == {"weight_version": "default"}
+    assert trained.answers() == trained.fresh

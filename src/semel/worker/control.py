@@ -34,7 +34,7 @@ class WorkerControl:
 
     async def resume(self) -> None:
         """Let the engine go on."""
-        async with self._told():
+        async with self._reporting():
             await self.engine.resume()
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
@@ -44,19 +44,19 @@ class WorkerControl:
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """Wake it up; returns whether it goes on."""
-        async with self._told():
+        async with self._reporting():
             return await self.engine.wake_up(tags)
 
     async def update_weights(self, step: WeightUpdate, info: Any = None) -> None:
         """Do a step of a transfer of weights, during which the engine is paused."""
-        async with self._told():
+        async with self._reporting():
             await self.engine.update_weights(step, info)
 
     async def collective_rpc(
         self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float | None
     ) -> list[Any]:
         """Call an allowed method of all worker processes. One that changes weights and fails leaves a pause."""
-        async with self._told():
+        async with self._reporting():
             return await self.engine.collective_rpc(method, args, kwargs, timeout_s)
 
     async def abort_requests(self, request_ids: Collection[str]) -> int:
@@ -74,14 +74,14 @@ class WorkerControl:
         self._worker.set_paused(True)
         if mode == "abort":
             self._worker.abort_waiting(self._worker.request_ids())
-        async with self._told():
+        async with self._reporting():
             try:
                 yield
             finally:
                 self._pauses -= 1
 
     @asynccontextmanager
-    async def _told(self) -> AsyncIterator[None]:
+    async def _reporting(self) -> AsyncIterator[None]:
         """Tell the frontends at the end whether the engine is paused now, or will be at once."""
         try:
             yield

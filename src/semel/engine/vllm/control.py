@@ -39,7 +39,7 @@ RPC_METHODS: Final[Mapping[str, bool]] = {
 _DISCARDS_WEIGHTS: Final = 2
 """The level of sleep after which weights have to be loaded again."""
 
-_OVERTAKEN: Final = "the engine was resumed while this waited for its requests to end"
+_RESUMED: Final = "the engine was resumed while this waited for its requests to end"
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class VllmControl:
         self._order = asyncio.Lock()
         self._pausing: set[asyncio.Task[None]] = set()
         """Pauses that the engine core has begun, and that wait for running requests."""
-        self._is_held = False
+        self._has_paused = False
         """True if a change of weights has paused the engine."""
         self._is_transferring = False
         self._lacks_weights = False
@@ -90,7 +90,7 @@ class VllmControl:
             await self._pause(mode)
             async with self._alone():
                 if not await self._llm.is_paused():
-                    raise InvalidRequest(_OVERTAKEN)
+                    raise InvalidRequest(_RESUMED)
                 if level >= _DISCARDS_WEIGHTS:
                     self._note_new_weights()
                 self._is_asleep |= level > 0
@@ -211,7 +211,7 @@ class VllmControl:
         async with self._order:
             if mode == "wait" and (self._lacks_weights or self._is_asleep):
                 raise InvalidRequest("mode: no request can end before the engine has its weights; use abort or keep")
-            self._is_held = False  # whoever pauses resumes
+            self._has_paused = False  # whoever pauses resumes
             pausing = asyncio.create_task(self._llm.pause_generation(mode=mode, clear_cache=False))  # items stay
             self._pausing.add(pausing)
             pausing.add_done_callback(self._pausing.discard)
@@ -219,7 +219,7 @@ class VllmControl:
             await self._llm.is_paused()  # the engine core takes calls in their order
         await asyncio.wait({pausing})
         if pausing.cancelled():
-            raise InvalidRequest(_OVERTAKEN)
+            raise InvalidRequest(_RESUMED)
         pausing.result()
 
     @asynccontextmanager
@@ -235,7 +235,7 @@ class VllmControl:
 
     def _note_resumed(self) -> None:
         """End the pauses that still wait: vLLM would answer them when no request runs, which may be never."""
-        self._is_held = self._lacks_weights = False
+        self._has_paused = self._lacks_weights = False
         for pausing in self._pausing:
             pausing.cancel()
 
@@ -261,7 +261,7 @@ class VllmControl:
             self._note_new_weights()
             was_running = not await self._llm.is_paused()
             if was_running:
-                self._is_held = True
+                self._has_paused = True
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
             self._lacks_weights = True
             try:
@@ -279,9 +279,9 @@ class VllmControl:
 
     async def _let_go(self) -> None:
         """Let an engine go on that a change of weights has paused."""
-        if self._is_held:
+        if self._has_paused:
             await self._llm.resume_generation()
-            self._is_held = False
+            self._has_paused = False
 
     def _note_new_weights(self) -> None:
         if self._tier is not None:
