@@ -17,7 +17,7 @@ from typing import Final
 
 from semel.lab.testing.pdf import page_of, pdf
 from tools.security import review_attacks as review
-from tools.security.attacker import BUDGET_BYTES, CHAT, MIB, Attack, Attacker, chat, image, schema, text
+from tools.security.attacker import BUDGET_BYTES, CHAT, EMBEDDINGS, MIB, Attack, Attacker, chat, image, schema, text
 
 __all__ = ["ATTACKS"]
 
@@ -138,6 +138,19 @@ async def documents(attacker: Attacker) -> None:
     await attacker.flood(8, body)
 
 
+async def embeddings(attacker: Attacker) -> None:
+    """10,000 embeddings of 60 words at a time, in five requests."""
+    words = "wort " * 60
+    texts = [f"{index} {words}" for index in range(2_000)]
+    await attacker.flood(5, lambda number: {"input": [f"{number} {one}" for one in texts]}, EMBEDDINGS)
+
+
+async def single_embeddings(attacker: Attacker) -> None:
+    """The same texts, one a request, on 200 connections."""
+    words = "wort " * 60
+    await attacker.flood(200, lambda number: {"input": f"{number} {words}"}, EMBEDDINGS)
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "heads of 48 MB": heads,
     "3 small images, `min_pixels` 178.9 M": review.enlarged,
@@ -164,6 +177,8 @@ ATTACKS: Final[dict[str, Attack]] = {
     "999 images that cannot fit": too_many_images,
     "8 texts of 8 MB": long_texts,
     "8 documents of 200 pages": documents,
+    "10,000 embeddings, 2,000 a request": embeddings,
+    "embeddings on 200 connections": single_embeddings,
 }
 
 
