@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import openai
 import pytest
 
 from semel.core import Keyring, PoolingModel, Prompt, Timeline
+from semel.frontend.api.pooling.requests import Encoding
+from semel.frontend.api.pooling.responses import encode_vector
 from semel.frontend.routes import pooled_prompts
 from semel.lab.testing.engine import EchoEngine, echo_vector
 from tests.frontend.rig import MAX_TOKENS, Rig, rig
@@ -120,6 +123,15 @@ async def test_base64_has_the_bytes_of_the_numbers(embedder: Rig, dtype: str, co
     (written,) = vectors(await embedder.ok(EMBEDDINGS, {"input": "hello", **form}))
     order = ">" if endianness == "big" else "<"
     assert list(struct.unpack(f"{order}4{code}", base64.b64decode(written))) == await expected(embedder, "hello")
+
+
+@pytest.mark.parametrize("numbers", [(70_000.0, -70_000.0, float("nan"), 65_519.9), (1e-8, -0.0, 65_504.0, 0.1)])
+def test_what_a_half_cannot_hold_is_infinite_as_torch_has_it(numbers: tuple[float, ...]) -> None:
+    data = array("f", numbers).tobytes()
+    written = b"".join(encode_vector((4,), data, Encoding("base64", "float16")))
+    with np.errstate(over="ignore"):
+        expected = np.frombuffer(data, np.float32).astype(np.float16)
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(written), np.float16), expected)
 
 
 async def test_the_openai_client_gets_its_vectors(embedder: Rig) -> None:
