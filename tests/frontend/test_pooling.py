@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 from array import array
@@ -21,6 +22,7 @@ from semel.frontend.routes import pooled_prompts
 from semel.lab.testing.engine import EchoEngine, echo_vector
 from tests.frontend.rig import MAX_TOKENS, Rig, rig
 from tests.render.drawn import Drawing, drawn, image_part
+from tests.waiting import until
 
 EMBEDDINGS = "/v1/embeddings"
 EMBED = PoolingModel("embed", ("embed", "token_embed"), scores=True, instructions={"query": "Find: "})
@@ -298,3 +300,31 @@ async def test_vectors_that_wait_for_the_others_are_charged_S18(embedder: Rig, m
     status, message = await embedder.refused(EMBEDDINGS, {"input": [f"hello {number}" for number in range(20)]})
     assert (status, "--max-request-media-bytes" in message) == (400, True)
     assert budget.in_flight == 0
+
+
+async def test_a_tenants_prompts_wait_for_its_own_turns_and_not_for_anothers_S21(
+    tmp_path: Path, drawing: Drawing
+) -> None:
+    keys = Keyring([("one", "k" * 32), ("two", "l" * 32)])
+    body = {"input": ["hello", "there"]}
+    async with rig(tmp_path, drawing.pipeline, keys=keys, make_engine=pooling_engine(EMBED)) as app:
+        turns = app.service.pooling_turns.setdefault("one", asyncio.Lock())
+        async with turns:
+            waiting = asyncio.create_task(app.post(EMBEDDINGS, body, Authorization=f"Bearer {'k' * 32}"))
+            assert (await app.post(EMBEDDINGS, body, Authorization=f"Bearer {'l' * 32}")).status_code == 200
+            assert not waiting.done()
+        assert (await waiting).status_code == 200
+        del turns
+        await until(lambda: not app.service.pooling_turns)
+
+
+async def test_a_client_that_leaves_ends_all_prompts_of_its_request_S18(embedder: Rig) -> None:
+    embedder.engine.pause_s = 60.0
+    asking = asyncio.create_task(embedder.post(EMBEDDINGS, {"input": [f"hello {number}" for number in range(600)]}))
+    await until(lambda: len(embedder.worker._streams) == 256)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await until(lambda: not embedder.worker._streams)
+    assert embedder.service.budget.in_flight == 0
+    embedder.engine.pause_s = 0.0
+    assert vectors(await embedder.ok(EMBEDDINGS, {"input": "hello"})) == [await expected(embedder, "hello")]
