@@ -132,3 +132,9 @@ async def test_what_cannot_be_embedded_is_refused(embedder: Rig, body: dict[str,
     status, message = await embedder.refused(EMBED, body)
     assert status == 400
     assert said in message
+
+
+async def test_a_failure_names_the_part_of_the_request(embedder: Rig) -> None:
+    assert (await embedder.refused(EMBED, {"texts": ["hello", ""]}))[1].startswith("texts[1]: the prompt is empty")
+    status, message = await embedder.refused(EMBED, {"images": [url(7), "data:image/png;base64,?"]})
+    assert (status, message.startswith("images[1]: ")) == (400, True)

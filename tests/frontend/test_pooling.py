@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 from array import array
@@ -10,14 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import openai
 import pytest
 
 from semel.core import Keyring, PoolingModel, Prompt, Timeline
+from semel.frontend.api.pooling.requests import Encoding
+from semel.frontend.api.pooling.responses import encode_vector
 from semel.frontend.routes import pooled_prompts
 from semel.lab.testing.engine import EchoEngine, echo_vector
 from tests.frontend.rig import MAX_TOKENS, Rig, rig
 from tests.render.drawn import Drawing, drawn, image_part
+from tests.waiting import until
 
 EMBEDDINGS = "/v1/embeddings"
 EMBED = PoolingModel("embed", ("embed", "token_embed"), scores=True, instructions={"query": "Find: "})
@@ -120,6 +125,15 @@ async def test_base64_has_the_bytes_of_the_numbers(embedder: Rig, dtype: str, co
     (written,) = vectors(await embedder.ok(EMBEDDINGS, {"input": "hello", **form}))
     order = ">" if endianness == "big" else "<"
     assert list(struct.unpack(f"{order}4{code}", base64.b64decode(written))) == await expected(embedder, "hello")
+
+
+@pytest.mark.parametrize("numbers", [(70_000.0, -70_000.0, float("nan"), 65_519.9), (1e-8, -0.0, 65_504.0, 0.1)])
+def test_what_a_half_cannot_hold_is_infinite_as_torch_has_it(numbers: tuple[float, ...]) -> None:
+    data = array("f", numbers).tobytes()
+    written = b"".join(encode_vector((4,), data, Encoding("base64", "float16")))
+    with np.errstate(over="ignore"):
+        expected = np.frombuffer(data, np.float32).astype(np.float16)
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(written), np.float16), expected)
 
 
 async def test_the_openai_client_gets_its_vectors(embedder: Rig) -> None:
@@ -286,3 +300,31 @@ async def test_vectors_that_wait_for_the_others_are_charged_S18(embedder: Rig, m
     status, message = await embedder.refused(EMBEDDINGS, {"input": [f"hello {number}" for number in range(20)]})
     assert (status, "--max-request-media-bytes" in message) == (400, True)
     assert budget.in_flight == 0
+
+
+async def test_a_tenants_prompts_wait_for_its_own_turns_and_not_for_anothers_S21(
+    tmp_path: Path, drawing: Drawing
+) -> None:
+    keys = Keyring([("one", "k" * 32), ("two", "l" * 32)])
+    body = {"input": ["hello", "there"]}
+    async with rig(tmp_path, drawing.pipeline, keys=keys, make_engine=pooling_engine(EMBED)) as app:
+        turns = app.service.pooling_turns.setdefault("one", asyncio.Lock())
+        async with turns:
+            waiting = asyncio.create_task(app.post(EMBEDDINGS, body, Authorization=f"Bearer {'k' * 32}"))
+            assert (await app.post(EMBEDDINGS, body, Authorization=f"Bearer {'l' * 32}")).status_code == 200
+            assert not waiting.done()
+        assert (await waiting).status_code == 200
+        del turns
+        await until(lambda: not app.service.pooling_turns)
+
+
+async def test_a_client_that_leaves_ends_all_prompts_of_its_request_S18(embedder: Rig) -> None:
+    embedder.engine.pause_s = 60.0
+    asking = asyncio.create_task(embedder.post(EMBEDDINGS, {"input": [f"hello {number}" for number in range(600)]}))
+    await until(lambda: len(embedder.worker._streams) == 256)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await until(lambda: not embedder.worker._streams)
+    assert embedder.service.budget.in_flight == 0
+    embedder.engine.pause_s = 0.0
+    assert vectors(await embedder.ok(EMBEDDINGS, {"input": "hello"})) == [await expected(embedder, "hello")]

@@ -127,7 +127,7 @@ async def _embed_cohere(call: Call, request: CohereEmbedRequest) -> Response:
     most = min(request.max_tokens or call.serving.contract.max_tokens, call.serving.contract.max_tokens)
     truncation = None if request.truncate == "NONE" else Truncation(most, keeps_end=request.truncate == "START")
     prompts = PromptPool(call, request.params(), Tenant(call.tenant), request.priority, truncation=truncation)
-    pooled = await prompts.pool(request.prompts(model.instructions))
+    pooled = await prompts.pool(request.prompts(model.instructions), request.places)
     longest = max(one.usage.prompt_tokens for one in pooled)
     if truncation is None and longest > most:
         raise InvalidRequest.of("max_tokens", f"an input has {longest:,} tokens: send less, or truncate END or START")

@@ -82,6 +82,12 @@ class CohereEmbedRequest(RequestBody):
         return [*dict.fromkeys(self.embedding_types or ("float",))]
 
     @property
+    def places(self) -> list[str]:
+        """The part of the request that each prompt is made of."""
+        fields = {"texts": self.texts, "images": self.images, "inputs": self.inputs}
+        return [f"{name}[{number}]" for name, value in fields.items() for number in range(len(value or ()))]
+
+    @property
     def has_images(self) -> bool:
         """Return whether any input has an image."""
         contents = (content for one in self.inputs or () for content in one.content)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import copysign, inf
 from typing import Any, Final, Literal
 
 import msgspec
@@ -37,6 +38,7 @@ _FLOAT_CHARS: Final = 26
 """Of a float32 in JSON, which has it as a double, with a comma."""
 
 _ENTRY_BYTES: Final = 256
+_HALF_OVERFLOW: Final = 65_520.0
 _SLICE_BYTES: Final = 24_576
 """Of a vector that is written at once, in about 0.5 ms; a multiple of 3, which base64 can be cut at, and of 8."""
 
@@ -157,5 +159,11 @@ def _converted(data: bytes, encoding: Encoding) -> bytes:
     order = ">" if encoding.is_big_endian else "<"
     if encoding.dtype == "float32" and not encoding.is_big_endian:
         return data
-    code = "f" if encoding.dtype == "float32" else "e"
-    return struct.pack(f"{order}{len(data) // FLOAT_BYTES}{code}", *memoryview(data).cast("f"))
+    numbers = memoryview(data).cast("f")
+    if encoding.dtype == "float32":
+        return struct.pack(f"{order}{len(numbers)}f", *numbers)
+    try:
+        return struct.pack(f"{order}{len(numbers)}e", *numbers)
+    except OverflowError:  # as torch has it, what a half cannot hold is infinite
+        halves = (copysign(inf, one) if abs(one) >= _HALF_OVERFLOW else one for one in numbers)
+        return struct.pack(f"{order}{len(numbers)}e", *halves)
