@@ -5,9 +5,8 @@
     python examples/train_policy.py MODEL FOLDER --admin-key-file admin.key
 
 For small models: it trains on a CPU, with transformers, and hands weights over in a folder that the worker reads. The
-reward is the share of even token ids, which any model can learn; put yours in its place. Each step says by how much the
-worker's log probabilities differ from the trainer's (next to nothing, or the worker has other weights), and how many
-PNG images were preprocessed: each once, whatever happens to the weights.
+reward is the share of even token ids; put yours in its place. Each step says how far the worker's log probabilities are off
+the trainer's (next to nothing, or it has other weights), and how many PNG images were preprocessed: each once in all.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, images: list[Path]) -> None:
         self.model: Any = AutoModelForImageTextToText.from_pretrained(options.model, dtype=torch.float32)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
         process = AutoImageProcessor.from_pretrained(options.model)
         self.features = {path: process([Image.open(path).convert("RGB")], return_tensors="pt") for path in images}
 
@@ -72,13 +71,11 @@ def train(options: argparse.Namespace, weights: Path) -> None:
 
     def group(path: Path) -> Any:
         url = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        content: Any = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+        sampling: Any = {"n": 16, "max_tokens": 16, "temperature": 1.0, "logprobs": True, "logit_bias": never}
         extra = {"return_token_ids": True, "ignore_eos": True}
-        sampling: Any = {"n": options.group, "max_tokens": 16, "temperature": 1.0, "logprobs": True}
-        asked: Any = [{"role": "user", "content": content}]
-        return client.chat.completions.create(
-            model=name, messages=asked, logit_bias=never, extra_body=extra, **sampling
-        )
+        asked = {"model": name, "messages": [{"role": "user", "content": content}], "extra_body": extra}
+        return client.chat.completions.create(**asked, **sampling)
 
     def preprocessed() -> float:
         return Scrape.parse(httpx.get(f"{options.url}/metrics").text).total(metrics.POOL_PROCESSED)
@@ -89,9 +86,10 @@ def train(options: argparse.Namespace, weights: Path) -> None:
         for step in range(1, options.steps + 1):
             answers = list(threads.map(group, images))
             learned = [trainer.learn(path, answer) for path, answer in zip(images, answers, strict=True)]
-            mean = sum(rewarded for rewarded, _ in learned) / len(learned)
-            off, made = max(difference for _, difference in learned), preprocessed() - before
-            print(f"step {step}: reward {mean:.3f}, off by {off:.0e}, {made:.0f} images preprocessed until now")
+            mean, off = sum(got for got, _ in learned) / len(learned), max(off for _, off in learned)
+            print(
+                f"step {step}: reward {mean:.3f}, off by {off:.0e}, {preprocessed() - before:.0f} images preprocessed"
+            )
             trainer.optimizer.step()
             trainer.optimizer.zero_grad()
             trainer.model.save_pretrained(weights)
@@ -112,9 +110,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--admin", default="http://127.0.0.1:9100")
     parser.add_argument("--admin-key-file", type=Path, required=True)
-    parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="policy-") as weights:
         train(options, Path(weights))
