@@ -5,8 +5,8 @@
     python examples/train_policy.py MODEL FOLDER --admin-key-file admin.key
 
 For small models: it trains on a CPU, with transformers, and hands weights over in a folder that the worker reads. The
-reward is the share of even token ids; put yours in its place. Each step says how far the worker's log probabilities are off
-the trainer's (next to nothing, or it has other weights), and how many PNG images were preprocessed: each once in all.
+reward is the share of even token ids; put yours in its place. Each step says how far the worker's log probabilities are
+off the trainer's (next to nothing, or it has other weights), and how many PNG images were preprocessed: each one once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def train(options: argparse.Namespace, weights: Path) -> None:
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
         sampling: Any = {"n": 16, "max_tokens": 16, "temperature": 1.0, "logprobs": True, "logit_bias": never}
         extra = {"return_token_ids": True, "ignore_eos": True}
-        asked = {"model": name, "messages": [{"role": "user", "content": content}], "extra_body": extra}
+        asked: Any = {"model": name, "messages": [{"role": "user", "content": content}], "extra_body": extra}
         return client.chat.completions.create(**asked, **sampling)
 
     def preprocessed() -> float:
