@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from tests.conftest import Folder
 from tests.embeddings.redis import running_redis
 from tests.engine.parity import draw_image
 from tests.serve.served import Served, image_url, serving, sum_of, until
+from tests.test_examples import run_example
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -163,7 +165,7 @@ def started(folder: Path, second: Path, home: Path, *flags: str) -> Iterator[Tra
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "VLLM_SERVER_DEV_MODE", "1")
         with (
-            serving(folder, home, *admin, *flags) as served,
+            serving(folder, home, *admin, *flags, within_s=600) as served,
             ThreadPoolExecutor(AT_ONCE) as threads,
             httpx.Client(
                 base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key.read_text().strip()}"}
@@ -369,6 +371,23 @@ def test_answers_after_an_update_are_those_of_a_fresh_engine_B8(
     home = tmp_path_factory.mktemp("fresh")
     with started(trained.second, trained.second, home) as fresh:
         assert fresh.answers() == found
+
+
+def test_a_policy_learns_and_its_images_are_preprocessed_once(trained: Trained, tmp_path: Path) -> None:
+    """`examples/train_policy.py`, on images of its own."""
+    rng = np.random.default_rng(12)
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(draw_image(rng, side=112))
+    urls = ["--url", trained.served.url, "--admin", str(trained.admin.base_url)]
+    key = ["--admin-key-file", trained.served.home / "admin.key"]
+    printed = run_example("train_policy.py", trained.first, tmp_path, *urls, *key, within_s=ANSWER_S).splitlines()
+    steps = [re.findall(r"[\d.e-]+", line.partition(": ")[2]) for line in printed]
+    rewards, differences, made = ([float(step[place]) for step in steps] for place in range(3))
+    trained.load(trained.first, "back")
+    assert made == [3] * 8
+    assert max(differences) < 0.01, "the worker has the trainer's weights, in each step"
+    assert rewards[-1] > rewards[0] + 0.1, rewards
+    assert trained.answers() == trained.fresh
 
 
 def test_a_worker_killed_in_a_pause_of_120_s_is_replaced_and_its_requests_are_answered_S22(trained: Trained) -> None:
