@@ -336,6 +336,17 @@ async def test_a_document_that_is_in_a_request_twice_is_held_once_and_charged_S2
     assert sum(one.nbytes for one in read.media.values()) == len(DOCUMENT)
 
 
+async def test_a_document_that_is_in_a_request_often_is_read_and_counted_once_S18(served: Rig, desk: Desk) -> None:
+    file_id = await upload(served)
+    parts = [{"type": "file", "file": {"file_id": file_id, "page_range": str(page)}} for page in (1, 2, 3, 1)]
+    await items_of(served, CHAT, chat(*parts))
+    assert (desk.counted, desk.objects.calls.count("get")) == (["acme"], 1)
+    desk.reset()
+    fresh = {"file_data": data_url(DOCUMENT + b"%")}
+    await items_of(served, CHAT, chat(*(file(**fresh, page_range=pages) for pages in ("1", "2-3", "1-"))))
+    assert desk.counted == ["acme"]
+
+
 async def test_what_grows_with_a_request_is_done_beside_the_event_loop(
     served: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

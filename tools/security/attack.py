@@ -1,8 +1,8 @@
 """The cost of each attack for the server and another tenant: `python -m tools.security.attack` prints a table.
 
 The attacks are valid and expensive requests, or merely rude ones (`attacks`, `review_attacks`). One tenant attacks;
-another one sends a chat of 16 tokens four times a second; a probe asks `/ready` (vLLM: `/health`) twenty times a
-second. Three servers of a tiny model are attacked, one after the other:
+another one sends a chat of 16 tokens four times a second, or a text to a model that embeds; a probe asks `/ready`
+(vLLM: `/health`) twenty times a second. Three servers of a tiny model are attacked, one after the other:
 
 - `semel serve` as it is shipped. It keeps its promise if its frontend grows by at most its budget and 256 MiB, no probe
   waits longer than 1 s, no request of the other tenant fails, its p95 is at most twice what it is alone, or that and
@@ -28,6 +28,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ import psutil
 
 from semel.lab.bench.ports import free_port
 from semel.lab.testing.models import build
-from tools.security.attacker import BUDGET_BYTES, CHAT, KEYS, MIB, png_of
+from tools.security.attacker import BUDGET_BYTES, KEYS, MIB, png_of
 from tools.security.attacks import ATTACKS
 from tools.security.slow_bucket import slow_bucket
 from tools.security.switches import DEFENCES, Switches, environment
@@ -61,6 +62,9 @@ COLUMNS: Final = (
 )
 ALONE_S: Final = 5.0
 STOPPED_S: Final = 90.0
+DOCUMENTS_S: Final = 40.0
+"""So long that some of them are answered."""
+
 LOG_S: Final = 12.0
 """As long as a pipe of 64 KiB takes to be full."""
 
@@ -94,15 +98,19 @@ class Row:
     seconds: float = 0.0
     """How long it lasts, if that is fixed."""
 
+    flags: tuple[str, ...] = ()
+    """Of a server of its own."""
+
 
 STOPPED: Final = Row(
     "engine core stopped (`SIGSTOP`)", fault=stop_engine, has_client=False, on_vllm=False, seconds=STOPPED_S
 )
 KILLED: Final = Row("a trial killed", "verdicts", "schema", kill_trial, has_client=False, on_vllm=False)
+POOLING: Final = ("--runner", "pooling", "--convert", "embed")
 SPECIAL: Final = (
     Row("3 small images, `min_pixels` 178.9 M", "header", max_pool_bytes=512 * MIB),
     Row("images of 13,000 × 13,000", "reserve", "image"),
-    Row("8 documents of 200 pages", "reserve", "image"),
+    Row("8 documents of 200 pages", victim="image", on_vllm=False, seconds=DOCUMENTS_S),
     Row("regex, expensive to follow", "following"),
     Row("grammar `e e e`", "following"),
     Row("regex, hidden branches", "following"),
@@ -114,6 +122,8 @@ SPECIAL: Final = (
     Row("aborted requests", "aborts"),
     Row("supervisor stopped, strangers", "logs", fault=stop_supervisor, on_vllm=False, seconds=LOG_S),
     KILLED,
+    Row("10,000 embeddings, 2,000 a request", victim="embedding", flags=POOLING),
+    Row("embeddings on 200 connections", victim="embedding", flags=POOLING),
 )
 _SPECIAL: Final = {row.attack: row for row in SPECIAL}
 ROWS: Final = (*(_SPECIAL.get(name, Row(name)) for name in ATTACKS), STOPPED)
@@ -236,7 +246,7 @@ class Server:
 
     async def _measure(self, row: Row, seconds: float, against: str, attacker: str) -> Line:
         target = await self.ready()
-        await settle(target)
+        await settle(target, row.victim)
         victim = Victim.of(row.victim, KEYS["alice"])
         await watch(target, 1.0, Victim.of(row.victim, KEYS["alice"]))
         before, pool_before = target.http_process().memory_info().rss, pool_bytes(target)
@@ -277,14 +287,14 @@ async def attacked(
                 yield await server.measure(row, seconds, SHIPPED if kind == "semel" else "vLLM")
 
 
-async def settle(target: Target) -> None:
-    """Wait until the server has nothing left to do for the attack before: three chats in a row are answered soon."""
-    victim, soon = Victim.of("text", KEYS["alice"]), 0
+async def settle(target: Target, kind: str) -> None:
+    """Wait until the server has nothing left to do for the attack before: three requests in a row are answered soon."""
+    victim, soon = Victim.of("embedding" if kind == "embedding" else "text", KEYS["alice"]), 0
     headers = {"Authorization": f"Bearer {victim.key}"}
     async with httpx.AsyncClient(base_url=target.url, headers=headers, timeout=SOON_S) as client:
         for number in range(MAX_TRIES):
             try:
-                soon = soon + 1 if (await client.post(CHAT, json=victim.body(number))).status_code == 200 else 0
+                soon = soon + 1 if (await client.post(victim.path, json=victim.body(number))).status_code == 200 else 0
             except httpx.HTTPError:
                 soon = 0
             if soon == SOON_IN_A_ROW:
@@ -327,8 +337,10 @@ async def main(arguments: argparse.Namespace) -> int:
         model = build("qwen2-vl", Path(folder) / "model")
         tell(*COLUMNS)
         tell(*("---" for _ in COLUMNS))
-        for kind in arguments.against:
-            async for line in attacked(kind, model, rows, arguments.seconds, flags):
+        servers = product(arguments.against, dict.fromkeys(row.flags for row in rows))
+        for kind, own in servers:
+            of_server = [row for row in rows if row.flags == own]
+            async for line in attacked(kind, model, of_server, arguments.seconds, (*flags, *own)):
                 tell(*line.cells())
                 if line.is_undefended or (line.against == SHIPPED and line.faults()):
                     tell("", line.cpu(), *("" for _ in COLUMNS[2:]))

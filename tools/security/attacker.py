@@ -18,6 +18,7 @@ from PIL import Image
 __all__ = [
     "BUDGET_BYTES",
     "CHAT",
+    "EMBEDDINGS",
     "KEYS",
     "MIB",
     "Attack",
@@ -32,6 +33,7 @@ __all__ = [
 
 MIB: Final = 1 << 20
 CHAT: Final = "/v1/chat/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
 BUDGET_BYTES: Final = 256 * MIB
 """Of the server under attack, for all its requests together."""
 

@@ -13,11 +13,12 @@ import contextlib
 import json
 import sys
 import time
+from random import Random
 from typing import Final
 
 from semel.lab.testing.pdf import page_of, pdf
 from tools.security import review_attacks as review
-from tools.security.attacker import BUDGET_BYTES, CHAT, MIB, Attack, Attacker, chat, image, schema, text
+from tools.security.attacker import BUDGET_BYTES, CHAT, EMBEDDINGS, MIB, Attack, Attacker, chat, image, schema, text
 
 __all__ = ["ATTACKS"]
 
@@ -128,14 +129,34 @@ async def long_texts(attacker: Attacker) -> None:
 
 
 async def documents(attacker: Attacker) -> None:
-    """Eight new documents of 200 pages at a time."""
+    """Eight new documents of 200 pages at a time, each page drawn with 300 curves; their prompts fit."""
+    random = Random(1)
+    curves = b"\n".join(b"%d %d m %d %d %d %d %d %d c S" % (*random.choices(range(216), k=8),) for _ in range(300))
+    form = b"<</Type/XObject/Subtype/Form/BBox[0 0 144 216]/Length %d>>stream\n%s\nendstream" % (len(curves), curves)
+    data = pdf(
+        [page_of(page) + b" /Form Do" for page in range(200)],
+        page=b"/Resources<</XObject<</Form 4 0 R>>/Font<</F1 3 0 R>>>>",
+        objects=[form],
+    )
 
     def body(number: int) -> object:
-        data = base64.b64encode(pdf([page_of(200 * number + page) for page in range(200)])).decode()
-        file = {"file_data": f"data:application/pdf;base64,{data}", "dpi": 72}
-        return chat({"type": "file", "file": file}, text("?"))
+        url = "data:application/pdf;base64," + base64.b64encode(data + b"%%%d" % number).decode()
+        return chat({"type": "file", "file": {"file_data": url, "dpi": 36}}, text("?"))
 
     await attacker.flood(8, body)
+
+
+async def embeddings(attacker: Attacker) -> None:
+    """10,000 embeddings of 60 words at a time, in five requests."""
+    words = "wort " * 60
+    texts = [f"{index} {words}" for index in range(2_000)]
+    await attacker.flood(5, lambda number: {"input": [f"{number} {one}" for one in texts]}, EMBEDDINGS)
+
+
+async def single_embeddings(attacker: Attacker) -> None:
+    """The same texts, one a request, on 200 connections."""
+    words = "wort " * 60
+    await attacker.flood(200, lambda number: {"input": f"{number} {words}"}, EMBEDDINGS)
 
 
 ATTACKS: Final[dict[str, Attack]] = {
@@ -164,6 +185,8 @@ ATTACKS: Final[dict[str, Attack]] = {
     "999 images that cannot fit": too_many_images,
     "8 texts of 8 MB": long_texts,
     "8 documents of 200 pages": documents,
+    "10,000 embeddings, 2,000 a request": embeddings,
+    "embeddings on 200 connections": single_embeddings,
 }
 
 

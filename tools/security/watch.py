@@ -21,7 +21,7 @@ import httpx
 import psutil
 
 from tests.serve.served import sum_of
-from tools.security.attacker import CHAT, chat, image, schema, text
+from tools.security.attacker import CHAT, EMBEDDINGS, chat, image, schema, text
 from tools.security.target import Target
 
 __all__ = [
@@ -81,16 +81,20 @@ class Seen:
 
 @dataclass(frozen=True)
 class Victim:
-    """A tenant that sends a chat of 16 tokens four times a second, each with a text or an image of its own."""
+    """A tenant that sends a chat of 16 tokens, or a text to embed, four times a second, each with a text or an image of
+    its own."""
 
     key: str
     body: Callable[[int], dict[str, object]]
     keeps_connections: bool = True
+    path: str = CHAT
 
     @classmethod
     def of(cls, kind: str, key: str) -> Victim:
         """Return a tenant whose chats have texts, new images, or a schema that is new to the server."""
         first = random.randrange(1 << 22)
+        if kind == "embedding":
+            return cls(key, lambda number: {"input": f"Tell me of {first + number}."}, path=EMBEDDINGS)
         if kind == "image":
             return cls(key, lambda number: chat(image(first + number), text("?"), ignore_eos=True))
         if kind == "schema":
@@ -105,7 +109,7 @@ class Victim:
 
         async def one(client: httpx.AsyncClient, number: int) -> None:
             try:
-                status = (await client.post(CHAT, json=self.body(number))).status_code
+                status = (await client.post(self.path, json=self.body(number))).status_code
             except httpx.HTTPError as error:
                 seen.victim_failures[type(error).__name__] += 1
             else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NoReturn, Protocol, Self
+from weakref import WeakValueDictionary
 
 from msgspec import UNSET
 
@@ -205,6 +207,9 @@ class FrontendState:
 
     max_tensor_bytes: int = 1024**3
     """The most bytes of tensors in one answer to an inspection; over it the answer is 413."""
+
+    pooling_turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    """By tenant: of the prompts of its requests with several, one begins in a turn of the event loop."""
 
     started: int = field(default_factory=lambda: int(time.time()))
     _serving: ServedModel | None = None

@@ -226,7 +226,7 @@ class Pipeline:
             if not isinstance(prompt, str):
                 return _assemble_text(renderer, prompt)
             encode = partial(self.encode, prompt, add_special_tokens=add_special_tokens, room=room)
-            return _assemble_text(renderer, await asyncio.to_thread(encode))
+            return _assemble_text(renderer, await run_if_heavy(encode, light=is_cheap(prompt)))
 
         return ParsedRequest((), {}, {}, assembling)
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from semel.frontend.api.pooling.responses import write_list
 from semel.frontend.api.pooling.score_requests import RerankRequest, ScoreRequest, ScoringRequest
 from semel.frontend.api.pooling.score_responses import RerankList, ScoreList, cosines, ranked
 from semel.frontend.routes.call import Call, read_prompt_json, serve_call
@@ -49,30 +50,32 @@ def scoring_routes(service: FrontendState) -> list[DocumentedRoute]:
 
 async def _score(call: Call, request: ScoreRequest) -> Response:
     pooled, scores = await _scores(call, request)
-    body = {
+    head = {
         "id": f"score-{call.answer_id(request.request_id)}",
         "object": "list",
         "created": int(time.time()),
         "model": call.serving.model,
-        "data": [{"index": number, "object": "score", "score": score} for number, score in enumerate(scores)],
         "usage": usage_of(pooled),
     }
-    return await written(call, _RESULT_BYTES * (1 + len(scores)), lambda: [msgspec.json.encode(body)])
+    data = ({"index": number, "object": "score", "score": score} for number, score in enumerate(scores))
+    pieces = write_list(head, ((msgspec.json.encode(one),) for one in data))
+    return await written(call, _RESULT_BYTES * (1 + len(scores)), pieces)
 
 
 async def _rerank(call: Call, request: RerankRequest) -> Response:
     pooled, scores = await _scores(call, request)
     _, documents = request.queries_and_documents()
     tokens = usage_of(pooled)["prompt_tokens"]
-    body = {
+    head = {
         "id": f"score-{call.answer_id(request.request_id)}",
         "model": call.serving.model,
-        "results": ranked(documents, scores, request.top_n),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+    results = ranked(documents, scores, request.top_n)
+    pieces = write_list(head, ((msgspec.json.encode(one),) for one in results), "results")
     chars = sum(len(document) for document in documents if isinstance(document, str))
     nbytes = _RESULT_BYTES * (1 + len(scores)) + 6 * chars  # a control character takes six bytes of JSON
-    return await written(call, nbytes, lambda: [msgspec.json.encode(body)])
+    return await written(call, nbytes, pieces)
 
 
 async def _scores(call: Call, request: ScoringRequest) -> tuple[list[PooledPrompt], list[float]]:

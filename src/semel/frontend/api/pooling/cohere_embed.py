@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired, Self
 
 import msgspec
@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from semel.core import FLOAT_BYTES
 from semel.errors import InvalidRequest
 from semel.frontend.api.pooling.requests import MAX_INPUTS, POOLING_REFUSED, PoolingInput
+from semel.frontend.api.pooling.responses import write_array
 from semel.frontend.api.shared.request_base import Int64, OpenModel, RequestBody, Tokens
 from semel.render import ChatRequest
 
@@ -91,23 +92,24 @@ class CohereEmbedRequest(RequestBody):
         dimensions = {} if self.output_dimension is None else {"dimensions": self.output_dimension}
         return {"task": "embed", **dimensions}
 
-    def prompts(self, instructions: Mapping[str, str]) -> list[PoolingInput]:
-        """The prompts. With an instruction for their type all are chats, with it as the system's message."""
+    def prompts(self, instructions: Mapping[str, str]) -> Iterable[PoolingInput]:
+        """The prompts, each made when it is asked for. With an instruction for their type all are chats, and it is the
+        system's message."""
         instruction = self._instruction(instructions)
         if self.texts is not None and instruction is None:
-            return [*self.texts]
-        contents: list[list[dict[str, Any]]]
+            return self.texts
+        contents: Iterable[list[dict[str, Any]]]
         if self.texts is not None:
-            contents = [[{"type": "text", "text": text}] for text in self.texts]
+            contents = ([{"type": "text", "text": text}] for text in self.texts)
         elif self.images is not None:
-            contents = [[{"type": "image_url", "image_url": {"url": url}}] for url in self.images]
+            contents = ([{"type": "image_url", "image_url": {"url": url}}] for url in self.images)
         else:
-            contents = [[_part(content) for content in one.content] for one in self.inputs or ()]
+            contents = ([_part(content) for content in one.content] for one in self.inputs or ())
         system = [] if instruction is None else [{"role": "system", "content": [{"type": "text", "text": instruction}]}]
-        return [
+        return (
             ChatRequest([*system, {"role": "user", "content": content}], add_generation_prompt=False)
             for content in contents
-        ]
+        )
 
     def _instruction(self, instructions: Mapping[str, str]) -> str | None:
         if self.input_type is None:
@@ -157,14 +159,16 @@ def response_bytes_by_type(vectors: Sequence[bytes], types: Sequence[EmbeddingTy
     return sum(int(numbers * _BYTES_OF_NUMBER[kind]) for kind in types) + 8 * len(vectors) * len(types)
 
 
-def encode_by_type(vectors: Sequence[bytes], types: Sequence[EmbeddingType]) -> bytes:
-    """Return the vectors in JSON, in each of these forms."""
+def encode_by_type(vectors: Sequence[bytes], types: Sequence[EmbeddingType]) -> Iterator[bytes]:
+    """Yield the pieces of the vectors in JSON, in each of these forms."""
     if any(kind in ("binary", "ubinary") for kind in types) and len(vectors[0]) % (FLOAT_BYTES * _BITS):
         raise InvalidRequest.of(
             "embedding_types", f"binary needs a multiple of 8 numbers, and there are {len(vectors[0]) // FLOAT_BYTES}"
         )
-    members = (b'"%b":[%b]' % (kind.encode(), b",".join(_encoded(one, kind) for one in vectors)) for kind in types)
-    return b"{" + b",".join(members) + b"}"
+    for number, kind in enumerate(types):
+        yield b'%b"%b":' % (b"," if number else b"{", kind.encode())
+        yield from write_array((_encoded(one, kind),) for one in vectors)
+    yield b"}"
 
 
 def _encoded(vector: bytes, kind: EmbeddingType) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, cast
 
@@ -145,14 +145,14 @@ class ClassificationRequest(PooledRequest):
     def _check_input(self) -> Self:
         if (self.input is None) is (self.messages is None):
             raise InvalidRequest.of("input", "send either input or messages, and one of the two")
-        if self.add_special_tokens and not isinstance(self.inputs()[0], str):
+        if self.add_special_tokens and not isinstance(next(iter(self.inputs())), str):
             raise InvalidRequest.of(
                 "add_special_tokens", "only with texts: the chat template writes the special tokens"
             )
         return self
 
-    def inputs(self) -> list[PoolingInput]:
-        """The prompts, in order."""
+    def inputs(self) -> Iterable[PoolingInput]:
+        """The prompts, in order, each made when it is asked for: thousands of chats take milliseconds."""
         value = self.messages if self.input is None else self.input
         if isinstance(value, str):
             return [value]
@@ -163,8 +163,8 @@ class ClassificationRequest(PooledRequest):
         if isinstance(first, dict):
             return [self._chat(value)]
         if isinstance(first, list) and isinstance(first[0], dict):
-            return [self._chat(cast("list[object]", messages)) for messages in value]
-        return list(cast("list[str | list[int]]", value))
+            return (self._chat(cast("list[object]", messages)) for messages in value)
+        return cast("list[str | list[int]]", value)
 
     def _chat(self, messages: Sequence[object]) -> ChatRequest:
         return self.chat_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
@@ -52,15 +52,16 @@ class ScoringRequest(PooledRequest):
         """The queries, one for all documents or one for each, and the documents."""
         raise NotImplementedError
 
-    def inputs(self, task: PoolingTask) -> list[PoolingInput]:
-        """The prompts: the queries and then the documents, or for a cross-encoder the pairs of both."""
+    def inputs(self, task: PoolingTask) -> Iterable[PoolingInput]:
+        """The prompts: the queries and then the documents, or for a cross-encoder the pairs of both. Each is made when
+        it is asked for."""
         queries, documents = self.queries_and_documents()
         if task == "embed":
             alone = [("query", one) for one in queries] + [("document", one) for one in documents]
-            return [part if isinstance(part, str) else self._input((role, part)) for role, part in alone]
+            return (part if isinstance(part, str) else self._input((role, part)) for role, part in alone)
         queries = queries * len(documents) if len(queries) == 1 else queries
         pairs = zip(queries, documents, strict=True)
-        return [self._input(("query", query), ("document", document)) for query, document in pairs]
+        return (self._input(("query", query), ("document", document)) for query, document in pairs)
 
     def _input(self, *contents: tuple[str, ScorePart]) -> ScoreInput:
         chat = self.chat_of([{"role": role, "content": content} for role, content in contents])
