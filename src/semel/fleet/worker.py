@@ -282,9 +282,8 @@ class RemoteWorker:
                 self._on_answer(event)
             case Pooled():
                 self._on_delta(event)
-            case Adapters(adapters=adapters):
-                self.adapters = adapters
-                self.on_change()
+            case Adapters():
+                self._take_adapters(event.adapters)
             case Forget():
                 if self._on_forget is not None:
                     self._on_forget()
@@ -316,6 +315,11 @@ class RemoteWorker:
         self.on_load()
         if not status.more:
             self._settled.set()
+
+    def _take_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        if adapters != self.adapters:
+            self.adapters = adapters
+            self.on_change()
 
     def _resume(self) -> Resume | None:
         """Return what the link says of the last session when it opens another."""

@@ -252,6 +252,8 @@ class Worker:
 
     def _admit(self, peer: Peer, known: int | None) -> None:
         self._frontends[peer] = {}
+        if (adapters := self._engine.contract.adapters) is not UNSET:
+            self._send(peer, Adapters(adapters))  # those in the contract may have changed during the handshake
         self._publisher.join(peer, known)
         logger.info("frontend %s connected", peer.frontend_id)
         if self._draining:
