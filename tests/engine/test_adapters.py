@@ -25,7 +25,7 @@ START: Final = Start(
     "qwen2-vl",
     (
         *("--enable-lora", "--max-loras", "2", "--max-cpu-loras", "6", "--max-lora-rank", "8"),
-        *("--max-model-len", "4096", "--max-num-batched-tokens", "2048", "--gpu-memory-utilization", "0.1"),
+        *("--max-model-len", "4096", "--max-num-batched-tokens", "2048"),
         *("--limit-mm-per-prompt", '{"image": 4, "video": 0}'),
     ),
     common=COMMON,

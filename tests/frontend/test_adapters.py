@@ -133,7 +133,7 @@ async def test_what_an_operator_loads_and_unloads_frontends_serve_from_then_on(
         ({"lora_name": "law", "lora_path": "/nowhere"}, 404),
     ],
 )
-async def test_what_cannot_be_loaded_is_refused_and_nobody_without_the_key_is_heard(
+async def test_what_cannot_be_loaded_is_refused_and_nobody_without_the_key_is_heard_S34(
     operator: httpx.AsyncClient, body: dict[str, Any], status: int
 ) -> None:
     assert (await operator.post("/v1/load_lora_adapter", json=body)).status_code == status

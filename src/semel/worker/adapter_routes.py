@@ -73,5 +73,6 @@ async def _body(request: Request, kind: Any) -> Any:
     content = await read_body(request, _MAX_BODY_BYTES, _IDLE_S)
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not what vLLM takes there: {error}") from None
+    except msgspec.DecodeError:
+        fields = ", ".join(kind.__struct_fields__)
+        raise InvalidRequest(f"the body is not what vLLM takes there: a JSON object with {fields}") from None
