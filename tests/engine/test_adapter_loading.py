@@ -1,0 +1,147 @@
+"""Adapters are known to vLLM by their content. No engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.engine.vllm.adapters import VllmAdapters, check_adapters
+from semel.engine.vllm.arguments import take_adapter_flags
+from semel.errors import ConfigError, EngineFailed, InvalidRequest, ModelNotFound
+
+pytestmark = pytest.mark.slow  # it imports vLLM
+
+
+class Llm:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+        self.removed: list[int] = []
+        self.while_loading: Any = lambda: None
+
+    async def add_lora(self, request: Any) -> bool:
+        self.while_loading()
+        self.added.append(request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        self.removed.append(lora_id)
+        return True
+
+
+@pytest.fixture
+def llm() -> Llm:
+    return Llm()
+
+
+@pytest.fixture
+def adapters(llm: Llm) -> VllmAdapters:
+    return VllmAdapters(llm, ("tiny", "small"))
+
+
+def write(folder: Path, weights: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_text(weights)
+    return str(folder)
+
+
+async def test_other_weights_under_the_same_name_and_path_are_another_adapter_for_vllm(
+    llm: Llm, adapters: VllmAdapters, tmp_path: Path
+) -> None:
+    """The control: under vLLM's rule, name and path, all three would be the same."""
+    for weights in ("red", "blue", "red"):
+        await adapters.load("sql", write(tmp_path / "sql", weights), in_place=True)
+    keys = [(one.lora_name, one.lora_int_id) for one in llm.added]
+    assert keys[0] == keys[2]
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] != keys[1][1]
+    assert len({(one.lora_name.partition(":")[0], one.lora_path) for one in llm.added}) == 1
+    assert all(0 < number < 1 << 63 for _, number in keys)
+    await adapters.load("law", write(tmp_path / "law", "red"))
+    assert adapters.request("law").lora_int_id not in {number for _, number in keys}
+
+
+async def test_an_adapter_that_changes_while_it_is_loaded_is_not_kept(
+    llm: Llm, adapters: VllmAdapters, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "sql", "red")
+    llm.while_loading = lambda: write(tmp_path / "sql", "blue")
+    with pytest.raises(InvalidRequest, match="has changed"):
+        await adapters.load("sql", path)
+    assert (llm.removed, adapters.loaded) == ([llm.added[0].lora_int_id], ())
+
+
+async def test_what_cannot_be_loaded_leaves_what_there_was_and_says_nothing_of_vllms_S7(
+    llm: Llm, adapters: VllmAdapters, tmp_path: Path
+) -> None:
+    told: list[int] = []
+    adapters.watchers.append(lambda: told.append(len(adapters.loaded)))
+    path = write(tmp_path / "sql", "red")
+    await adapters.load("sql", path, parent="small")
+    assert [(one.root, one.parent) for one in adapters.loaded] == [(path, "small")]
+    for name, where, error in (
+        ("sql", path, InvalidRequest),
+        ("tiny", path, InvalidRequest),
+        ("", path, InvalidRequest),
+        ("x" * 129, path, InvalidRequest),
+        ("law", str(tmp_path / "law"), ModelNotFound),
+    ):
+        with pytest.raises(error):
+            await adapters.load(name, where)
+
+    def fail() -> None:
+        raise ValueError("/a/secret/path")
+
+    llm.while_loading = fail
+    with pytest.raises(EngineFailed) as failure:
+        await adapters.load("sql", write(tmp_path / "sql", "blue"), in_place=True)
+    assert "secret" not in str(failure.value)
+    with pytest.raises(ConfigError, match="--lora-modules law"):
+        await adapters.load_modules(
+            [SimpleNamespace(name="law", path="/no", base_model_name=None, is_3d_lora_weight=0)]
+        )
+    assert [one.name for one in adapters.loaded] == ["sql"]
+    await adapters.unload("sql")
+    with pytest.raises(ModelNotFound):
+        adapters.request("sql")
+    with pytest.raises(ModelNotFound):
+        await adapters.unload("sql")
+    assert told == [1, 0]
+
+
+def test_adapters_of_the_command_line_are_read_as_vllm_reads_them() -> None:
+    flags = ["--x", "1", "--lora-modules", "a=/a", '{"name": "b", "path": "/b"}', "--enable-lora"]
+    modules, rest = take_adapter_flags(flags)
+    assert ([(one.name, one.path) for one in modules], rest) == (
+        [("a", "/a"), ("b", "/b")],
+        ["--x", "1", "--enable-lora"],
+    )
+    assert take_adapter_flags(["--enable-lora"]) == ([], ["--enable-lora"])
+    for wrong in ("zzz", '{"nme": "b"}'):
+        with pytest.raises(ConfigError, match="--lora-modules"):
+            take_adapter_flags(["--lora-modules", wrong])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"enable_tower_connector_lora": True}, "language model"), ({"default_mm_loras": {"image": "/a"}}, "modality")],
+)
+def test_adapters_of_the_encoder_are_refused(changed: dict[str, Any], said: str) -> None:
+    lora = SimpleNamespace(**{"enable_tower_connector_lora": False, "default_mm_loras": None, **changed})
+    with pytest.raises(ConfigError, match=said):
+        check_adapters(SimpleNamespace(lora_config=lora))
+
+
+def test_a_model_whose_encoder_vllm_cannot_tell_from_the_rest_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [type("Whole", (), {}), type("Split", (), {"get_mm_mapping": None})]
+    monkeypatch.setattr("vllm.model_executor.model_loader.get_model_architecture", lambda _: (kinds.pop(0), ""))
+    lora = SimpleNamespace(enable_tower_connector_lora=False, default_mm_loras=None)
+    config = SimpleNamespace(lora_config=lora, model_config=SimpleNamespace(is_multimodal_model=True))
+    with pytest.raises(ConfigError, match="where this model's encoder ends"):
+        check_adapters(config)
+    check_adapters(config)
