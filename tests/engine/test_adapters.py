@@ -107,7 +107,8 @@ async def test_an_image_is_encoded_once_for_the_model_and_all_its_adapters(
     for name in folders:
         await ours(rig, chat, name)
     after = await rig.totals()
-    assert after.hits - before.hits == after.queries - before.queries == 2 * len(folders)
+    assert after.queries - after.hits == before.queries - before.hits, "something was encoded again"
+    assert after.hits - before.hits >= 2 * len(folders)
 
 
 async def test_other_weights_under_a_name_that_is_loaded_again_use_no_prefix_of_those_before(
