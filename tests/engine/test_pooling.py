@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
+import cohere
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -24,6 +26,7 @@ from semel.render import ChatRequest, Rendered
 from tests.engine.engines import COMMON, Engines, ShippedRig, Start
 from tests.engine.hostile import disguised, more_room, unchecked
 from tests.engine.parity import draw_image, image_part, random_chat, words
+from tests.engine.vllm_server import vllm_client
 from tests.frontend.rig import Rig
 from tests.frontend.rig import rig as frontend_rig
 
@@ -31,12 +34,16 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 EMBEDDINGS: Final = "/v1/embeddings"
 DIMENSIONS: Final = 128
+INSTRUCTIONS: Final = {"search_query": "Find: ", "search_document": ""}
 START: Final = Start(
     "qwen2-vl",
     (
         *("--runner", "pooling", "--convert", "embed", "--max-model-len", "4096", "--max-num-batched-tokens", "2048"),
         *("--limit-mm-per-prompt", '{"image": 4, "video": 0}', "--mm-processor-cache-gb", "0.002"),
-        *("--hf-overrides", json.dumps({"matryoshka_dimensions": [32, 64, DIMENSIONS]})),
+        *(
+            "--hf-overrides",
+            json.dumps({"matryoshka_dimensions": [32, 64, DIMENSIONS], "task_instructions": INSTRUCTIONS}),
+        ),
     ),
     common=tuple(flag for flag in COMMON if flag != "--disable-log-stats"),
 )
@@ -59,6 +66,12 @@ async def app(engine: ShippedRig, tmp_path_factory: pytest.TempPathFactory) -> A
     made: Any = lambda _: engine.engine  # noqa: E731
     async with frontend_rig(folder, engine.pipeline, make_engine=made, keys=keys) as app:
         yield app
+
+
+@pytest.fixture(scope="module")
+async def vllm(engine: ShippedRig) -> AsyncIterator[httpx.AsyncClient]:
+    async with vllm_client(engine, START) as client:
+        yield client
 
 
 async def bare(rig: ShippedRig, chat: Chat | str, **params: Any) -> list[float]:
@@ -328,13 +341,90 @@ async def test_scores_by_embeddings_are_those_of_vllms_server(engine: ShippedRig
     assert [one["index"] for one in ranked["results"]] == order
 
 
-async def test_cohere_s_embeddings_are_vllms(engine: ShippedRig, app: Rig) -> None:
-    image = image_part(draw_image(np.random.default_rng(40)))
-    await engine.engine.reset()
-    of_text = await bare(engine, "what is red")
-    await engine.engine.reset()
-    of_image = await bare(engine, [{"role": "user", "content": [image]}])
-    texts = await scores_of(app, "/v2/embed", {"texts": ["what is red"]})
-    images = await scores_of(app, "/v2/embed", {"images": [image["image_url"]["url"]]})
-    np.testing.assert_allclose(texts["embeddings"]["float"], [of_text], **TOLERANCE)
-    np.testing.assert_allclose(images["embeddings"]["float"], [of_image], **TOLERANCE)
+def as_cohere(client: httpx.AsyncClient) -> cohere.AsyncClientV2:
+    return cohere.AsyncClientV2(KEYS["one"], base_url=str(client.base_url).rstrip("/"), httpx_client=client)
+
+
+async def test_the_cohere_client_gets_the_same_from_semel_and_from_vllms_server(
+    engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient
+) -> None:
+    model: Any = engine.engine.contract.model
+    image = image_part(draw_image(np.random.default_rng(40)))["image_url"]["url"]
+    mixed: Any = {"content": [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": image}}]}
+    calls: list[dict[str, Any]] = [
+        {"texts": ["what is red"], "input_type": "search_document"},
+        {"texts": ["what is red"], "input_type": "search_query"},
+        {"images": [image], "input_type": "search_document"},
+        {"inputs": [mixed], "input_type": "search_query"},
+        {"texts": ["what is red"], "input_type": "search_document", "output_dimension": 32},
+        {"texts": ["été 你好"], "input_type": "search_document", "embedding_types": ["float", "ubinary", "base64"]},
+        {"texts": ["what is red " * 500], "input_type": "search_document", "max_tokens": 64, "truncate": "START"},
+    ]
+    seen = set()
+    for call in calls:
+        answers = []
+        for client in (vllm, app.client):
+            await engine.engine.reset()
+            answers.append(await as_cohere(client).v2.embed(model=model, **call))
+        expected, found = answers
+        assert found.embeddings == expected.embeddings, call
+        assert (found.texts, found.response_type) == (expected.texts, expected.response_type)
+        assert found.meta is not None and expected.meta is not None
+        assert found.meta.billed_units == expected.meta.billed_units
+        seen.add(str(found.embeddings))
+    assert len(seen) == len(calls), "the control: each call has an answer of its own"
+    with pytest.raises(cohere.BadRequestError, match="input_type"):
+        await as_cohere(app.client).v2.embed(model=model, texts=["red"], input_type="classification")
+
+
+async def test_the_cohere_client_reranks_as_with_vllms_server(
+    engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient
+) -> None:
+    model: Any = engine.engine.contract.model
+    documents = ["what is red", "été 你好", "tell me more", "12"]
+    for options in ({}, {"top_n": 2}):
+        answers = []
+        for client in (vllm, app.client):
+            await engine.engine.reset()
+            options_: Any = options
+            answer = await as_cohere(client).v2.rerank(model=model, query="red", documents=documents, **options_)
+            answers.append([(one.index, one.relevance_score) for one in answer.results])
+        expected, found = answers
+        assert [number for number, _ in found] == [number for number, _ in expected]
+        np.testing.assert_allclose([one for _, one in found], [one for _, one in expected], **TOLERANCE)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (EMBEDDINGS, {"input": "what is red"}),
+        (EMBEDDINGS, {"input": "what is red", "encoding_format": "base64", "dimensions": 64}),
+        ("/pooling", {"input": [1, 2, 3], "task": "embed"}),
+        ("/score", {"queries": "red", "documents": ["what is red", "12"]}),
+        ("/v1/score", {"text_1": ["red", "12"], "text_2": ["what is red", "12"]}),
+        ("/v2/rerank", {"query": "red", "documents": ["what is red", "12"]}),
+    ],
+)
+async def test_plain_requests_have_the_members_and_numbers_of_vllms_server(
+    engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    answers = []
+    for client in (vllm, app.client):
+        await engine.engine.reset()
+        headers = {"Authorization": f"Bearer {KEYS['one']}"}
+        response = await client.post(path, json={"model": engine.engine.contract.model, **body}, headers=headers)
+        assert response.status_code == 200, response.text
+        answers.append(response.json())
+    expected, found = answers
+    assert found.keys() >= expected.keys()
+    assert found["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    name = "results" if "results" in expected else "data"
+    if "score" in path or name == "results":
+        for one, other in zip(found[name], expected[name], strict=True):
+            assert one.keys() == other.keys()
+            assert one["index"] == other["index"]
+            score = "score" if "score" in one else "relevance_score"
+            assert one[score] == pytest.approx(other[score], rel=1e-4, abs=1e-5)
+    else:
+        assert found[name] == expected[name]
