@@ -61,7 +61,7 @@ async def test_other_weights_under_the_same_name_and_path_are_another_adapter_fo
     assert keys[0][0] != keys[1][0]
     assert keys[0][1] != keys[1][1]
     assert len({(one.lora_name.partition(":")[0], one.lora_path) for one in llm.added}) == 1
-    assert all(0 < number < 1 << 63 for _, number in keys)
+    assert all(0 < number < 1 << 31 for _, number in keys), "vLLM's second model runner keeps them in 32 bits"
     await adapters.load("law", write(tmp_path / "law", "red"))
     assert adapters.request("law").lora_int_id not in {number for _, number in keys}
 
