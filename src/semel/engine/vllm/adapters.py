@@ -1,8 +1,9 @@
 """The LoRA adapters of a running vLLM, known by their content.
 
 vLLM keeps prefixes by an adapter's name and path, and its weights by a number. Here a name goes to vLLM with a hash of
-the adapter's files, and each of these names has a number of its own: other weights under a known name are another adapter for vLLM,
-beside the one that running requests go on with, and the same weights are the same adapter wherever they lie.
+the adapter's files, and each of these names has a number of its own: other weights under a known name are another
+adapter for vLLM, next to the one that running requests go on with, and the same weights are the same one wherever they
+lie.
 
 Encoder outputs are not kept apart: what adapters change is the language model (`check_adapters`).
 """
