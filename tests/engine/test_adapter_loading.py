@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from semel.compose import compose_pipeline
+from semel.core import Key
 from semel.engine.vllm.adapters import VllmAdapters, check_adapters
 from semel.engine.vllm.arguments import take_adapter_flags
 from semel.errors import ConfigError, EngineFailed, InvalidRequest, ModelNotFound
+from semel.render import ChatRequest
+from tests.conftest import Folder
+from tests.engine.adapter_files import build_adapter
+from tests.engine.coreless import coreless
+from tests.engine.parity import draw_image, image_part, submission
 
 pytestmark = pytest.mark.slow  # it imports vLLM
 
@@ -61,7 +70,7 @@ async def test_other_weights_under_the_same_name_and_path_are_another_adapter_fo
     assert keys[0][0] != keys[1][0]
     assert keys[0][1] != keys[1][1]
     assert len({(one.lora_name.partition(":")[0], one.lora_path) for one in llm.added}) == 1
-    assert all(0 < number < 1 << 63 for _, number in keys)
+    assert all(0 < number < 1 << 31 for _, number in keys), "vLLM's second model runner keeps them in 32 bits"
     await adapters.load("law", write(tmp_path / "law", "red"))
     assert adapters.request("law").lora_int_id not in {number for _, number in keys}
 
@@ -145,3 +154,49 @@ def test_a_model_whose_encoder_vllm_cannot_tell_from_the_rest_takes_none(monkeyp
     with pytest.raises(ConfigError, match="where this model's encoder ends"):
         check_adapters(config)
     check_adapters(config)
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_the_engine_core_gets_the_adapter_and_items_under_the_names_that_they_have_without_one(
+    tiny: Folder, tmp_path: Path, answers: int
+) -> None:
+    """So prefixes are apart, and encoder outputs are not. The control: vLLM's flag for the tower renames the items."""
+    folder, received = tiny("qwen2-vl"), list[Any]()
+    rng = np.random.default_rng(1)
+    async with coreless(folder, "--enable-lora", "--max-lora-rank", "8") as (engine, core):
+        core_calls: Any = core
+        core_calls.add_lora_async = core_calls.remove_lora_async = _nothing
+        add = core.add_request_async
+
+        async def add_request_async(request: Any) -> None:
+            received.append(request)
+            await add(request)
+
+        engine._llm.engine_core.add_request_async = add_request_async
+        assert engine.adapters is not None
+        await engine.adapters.load("red", str(build_adapter(folder, tmp_path / "red", 1)))
+        assert engine.contract.adapters == engine.adapters.loaded
+        pipeline = compose_pipeline(folder, engine.contract.target, Key(bytes(32)))
+        for content in ([image_part(draw_image(rng)), {"type": "text", "text": "hi"}], "hi"):
+            rendered = await pipeline.chat(ChatRequest([{"role": "user", "content": content}]))
+            for adapter in (None, "red"):
+                made = submission(rendered, n=answers, temperature=0.5)
+                stream = await engine.submit(replace(made, adapter=adapter, request_id=f"{adapter}-{len(received)}"))
+                await stream.close()
+        asked = [one for one in received if not one.abort_immediately]
+        plain, red = ([one for one in asked if (one.lora_request is None) == is_plain] for is_plain in (True, False))
+        assert len(plain) == len(red) == 2 * answers
+        assert {one.lora_request.lora_name.partition(":")[0] for one in red} == {"red"}
+        names = [{item.identifier for one in many for item in one.mm_features or ()} for many in (plain, red)]
+        assert names[0] == names[1]
+        assert len(names[0]) == 1
+        process = engine._llm.input_processor
+        process.lora_config.enable_tower_connector_lora = True
+        (name,) = names[0]
+        assert process._get_mm_identifier(name, red[0].lora_request) != name
+        with pytest.raises(ModelNotFound):
+            await engine.submit(replace(made, adapter="blue"))
+
+
+async def _nothing(*_: Any) -> bool:
+    return True

@@ -1,8 +1,9 @@
 """The LoRA adapters of a running vLLM, known by their content.
 
 vLLM keeps prefixes by an adapter's name and path, and its weights by a number. Here a name goes to vLLM with a hash of
-the adapter's files, and the number is made of the same: other weights under a known name are another adapter for vLLM,
-beside the one that running requests go on with, and the same weights are the same adapter wherever they lie.
+the adapter's files, and each of these names has a number of its own: other weights under a known name are another
+adapter for vLLM, next to the one that running requests go on with, and the same weights are the same one wherever they
+lie.
 
 Encoder outputs are not kept apart: what adapters change is the language model (`check_adapters`).
 """
@@ -30,8 +31,6 @@ _SINCE: Final = "0.32"
 
 _HASH_BYTES: Final = 16
 _NAME_HEX: Final = 16
-_ID_BYTES: Final = 7
-"""Of vLLM's number of an adapter, which it keeps in 64 bits with a sign."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +73,8 @@ class VllmAdapters:
         self._llm = llm
         self._names = names
         self._loaded: dict[str, tuple[Adapter, Any]] = {}
+        self._numbers: dict[str, int] = {}
+        """By the names that go to vLLM. It keeps them in 32 bits, too few for a hash."""
         self._changes = asyncio.Lock()
         self.watchers: list[Callable[[], None]] = []
         """Called when an adapter was loaded or unloaded."""
@@ -105,7 +106,7 @@ class VllmAdapters:
             self._check(name, path, in_place=in_place)
             folder = await asyncio.to_thread(_find, path)
             content = await asyncio.to_thread(hash_adapter, folder)
-            request = _lora_request(name, folder, content, is_3d_weight=is_3d_weight)
+            request = self._request(f"{name}:{content[:_NAME_HEX]}", folder, is_3d_weight=is_3d_weight)
             await self._add(request)
             if await asyncio.to_thread(hash_adapter, folder) != content:
                 await self._llm.remove_lora(request.lora_int_id)
@@ -148,6 +149,12 @@ class VllmAdapters:
             logger.exception("vLLM cannot load the adapter %s", request.lora_name)
             raise EngineFailed("the engine cannot load this adapter; the worker's log says why") from error
 
+    def _request(self, name: str, folder: Path, *, is_3d_weight: bool) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        number = self._numbers.setdefault(name, len(self._numbers) + 1)
+        return LoRARequest(name, number, str(folder), is_3d_lora_weight=is_3d_weight)
+
     def _tell(self) -> None:
         for watcher in self.watchers:
             watcher()
@@ -161,10 +168,3 @@ def _find(path: str) -> Path:
     if not folder.is_dir():
         raise ModelNotFound.of("lora_path", f"there is no adapter at {path} on the worker's host")
     return folder
-
-
-def _lora_request(name: str, folder: Path, content: str, *, is_3d_weight: bool) -> Any:
-    from vllm.lora.request import LoRARequest
-
-    number = int.from_bytes(blake3(f"{name}:{content}".encode()).digest(length=_ID_BYTES), "big") + 1
-    return LoRARequest(f"{name}:{content[:_NAME_HEX]}", number, str(folder), is_3d_lora_weight=is_3d_weight)
