@@ -60,7 +60,7 @@ async def bare(rig: ShippedRig, chat: Chat, folder: Path | None) -> Answer:
     from vllm.renderers.params import ChatParams
     from vllm.sampling_params import SamplingParams
 
-    number = next(NUMBERS)
+    number = 1_000 + next(NUMBERS)  # other than those of the adapters that are loaded
     lora = None if folder is None else LoRARequest(f"bare-{number}", number, str(folder))
     _, (prompt,) = await rig.llm.renderer.render_chat_async(
         [chat], ChatParams(chat_template_kwargs={"add_generation_prompt": True})

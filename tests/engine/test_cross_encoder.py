@@ -42,7 +42,7 @@ async def engine(engines: Engines, tiny: Folder, tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("models") / "reranker"
     shutil.copytree(tiny(START.model), folder)
     weights = load_file(folder / "model.safetensors")
-    weights["score.weight"] = torch.randn(1, 128, generator=torch.Generator().manual_seed(1))
+    weights["language_model.score.weight"] = torch.randn(1, 128, generator=torch.Generator().manual_seed(1))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     async with running_as_worker(START, folder) as rig:
         await rig.engine.warm()

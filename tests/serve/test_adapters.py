@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,13 +17,15 @@ from tests.serve.both import serving_both
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
-def test_adapters_are_listed_asked_for_loaded_and_refused_as_with_vllms_server(tiny: Folder, tmp_path: Path) -> None:
-    model = tiny("qwen2-vl")
-    red, blue = (build_adapter(model, tmp_path / name, seed) for seed, name in enumerate(("red", "blue")))
+def test_adapters_are_listed_asked_for_loaded_and_refused_as_with_vllms_server(
+    tiny: Folder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model, home = tiny("qwen2-vl"), tmp_path_factory.mktemp("a")  # the paths of sockets have to be short
+    red, blue = (build_adapter(model, home / name, seed) for seed, name in enumerate(("red", "blue")))
     modules = [f"red={red}", json.dumps({"name": "blue", "path": str(blue), "base_model_name": "tiny"})]
     flags = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", *modules)
     rng = np.random.default_rng(4)
-    with serving_both(model, tmp_path, *flags) as both:
+    with serving_both(model, home, *flags) as both:
         mine, theirs = (
             [(one.id, getattr(one, "parent", None)) for one in client.models.list()]
             for client in (both.ours, both.bare)
