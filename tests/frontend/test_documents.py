@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx2
+import openai
 import pytest
 
 from semel.cache import NoCache
@@ -318,6 +321,28 @@ async def test_a_page_that_cannot_be_drawn_is_told_with_its_number_and_its_part(
         assert (reply.status_code, "page 2 of the document is damaged" in error["message"]) == (400, True), reply.text
         assert place in (error.get("param") or error["message"])
     assert served.service.budget.in_flight == 0
+
+
+async def test_the_openai_and_anthropic_packages_send_a_pdf(served: Rig, desk: Desk) -> None:
+    """By their own types, and by the id that the file has once it is uploaded; `scripts/clients` asks an engine."""
+    transport: Any = served.client
+    theirs: Any = openai.AsyncOpenAI(base_url="http://frontend/v1", api_key=ACME, http_client=transport, max_retries=0)
+    uploaded = await theirs.files.create(file=("a.pdf", DOCUMENT), purpose="user_data")
+    seen = []
+    for sent in ({"file_data": data_url()}, {"file_id": uploaded.id}):
+        parts = [{"type": "file", "file": sent}, TEXT]
+        await theirs.chat.completions.create(model="tiny", messages=[{"role": "user", "content": parts}])
+        seen.append(served.engine.last)
+        parts = [{"type": "input_file", **sent}, {"type": "input_text", "text": "?"}]
+        await theirs.responses.create(model="tiny", input=[{"role": "user", "content": parts}])
+        seen.append(served.engine.last)
+    app = httpx2.AsyncClient(transport=httpx2.ASGITransport(transport._transport.app))
+    client: Any = anthropic.AsyncAnthropic(base_url="http://frontend", api_key=ACME, http_client=app, max_retries=0)
+    await client.messages.create(model="tiny", max_tokens=8, messages=chat(block(BASE64))["messages"])
+    seen.append(served.engine.last)
+    assert [len(one.prompt.items) for one in seen if one is not None] == [4] * 5
+    assert len({tuple(one.prompt.items) for one in seen if one is not None}) == 1
+    assert len(desk.made) == 4
 
 
 async def test_a_title_and_a_context_are_texts_before_the_pages(served: Rig) -> None:
