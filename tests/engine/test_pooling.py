@@ -345,36 +345,16 @@ def as_cohere(client: httpx.AsyncClient) -> cohere.AsyncClientV2:
     return cohere.AsyncClientV2(KEYS["one"], base_url=str(client.base_url).rstrip("/"), httpx_client=client)
 
 
-async def test_the_cohere_client_gets_the_same_from_semel_and_from_vllms_server(
-    engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient
-) -> None:
-    model: Any = engine.engine.contract.model
-    image = image_part(draw_image(np.random.default_rng(40)))["image_url"]["url"]
-    mixed: Any = {"content": [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": image}}]}
-    calls: list[dict[str, Any]] = [
-        {"texts": ["what is red"], "input_type": "search_document"},
-        {"texts": ["what is red"], "input_type": "search_query"},
-        {"images": [image], "input_type": "search_document"},
-        {"inputs": [mixed], "input_type": "search_query"},
-        {"texts": ["what is red"], "input_type": "search_document", "output_dimension": 32},
-        {"texts": ["été 你好"], "input_type": "search_document", "embedding_types": ["float", "ubinary", "base64"]},
-        {"texts": ["what is red " * 500], "input_type": "search_document", "max_tokens": 64, "truncate": "START"},
-    ]
-    seen = set()
-    for call in calls:
-        answers = []
-        for client in (vllm, app.client):
-            await engine.engine.reset()
-            answers.append(await as_cohere(client).v2.embed(model=model, **call))
-        expected, found = answers
-        assert found.embeddings == expected.embeddings, call
-        assert (found.texts, found.response_type) == (expected.texts, expected.response_type)
-        assert found.meta is not None and expected.meta is not None
-        assert found.meta.billed_units == expected.meta.billed_units
-        seen.add(str(found.embeddings))
-    assert len(seen) == len(calls), "the control: each call has an answer of its own"
-    with pytest.raises(cohere.BadRequestError, match="input_type"):
-        await as_cohere(app.client).v2.embed(model=model, texts=["red"], input_type="classification")
+async def test_cohere_s_embeddings_are_vllms(engine: ShippedRig, app: Rig) -> None:
+    image = image_part(draw_image(np.random.default_rng(40)))
+    await engine.engine.reset()
+    of_text = await bare(engine, "what is red")
+    await engine.engine.reset()
+    of_image = await bare(engine, [{"role": "user", "content": [image]}])
+    texts = await scores_of(app, "/v2/embed", {"texts": ["what is red"]})
+    images = await scores_of(app, "/v2/embed", {"images": [image["image_url"]["url"]]})
+    np.testing.assert_allclose(texts["embeddings"]["float"], [of_text], **TOLERANCE)
+    np.testing.assert_allclose(images["embeddings"]["float"], [of_image], **TOLERANCE)
 
 
 async def test_the_cohere_client_reranks_as_with_vllms_server(

@@ -28,14 +28,6 @@ def config(task: str | None, *, runner: str = "pooling", **hf: Any) -> Any:
     )
 
 
-@pytest.fixture(autouse=True)
-def plain_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose code has no template for pairs."""
-    from vllm.model_executor import model_loader
-
-    monkeypatch.setattr(model_loader, "get_model_architecture", lambda _: (object, ""))
-
-
 def test_a_model_that_generates_pools_nothing(tmp_path: Path) -> None:
     assert describe_pooling(config(None, runner="generate"), ("generate",), tmp_path) is None
 
@@ -63,21 +55,11 @@ def defaults() -> dict[str, object]:
     return {name: getattr(plain, name) for name in names if hasattr(plain, name)}
 
 
-@pytest.mark.parametrize(("labels", "scores"), [(1, True), (3, False)])
-def test_a_classifier_has_names_and_scores_with_one_class(tmp_path: Path, labels: int, scores: bool) -> None:
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_classifier_has_names_and_does_not_score(tmp_path: Path, labels: int) -> None:
     found = describe_pooling(config("classify", num_labels=labels, id2label={0: "no"}), ("classify",), tmp_path)
     assert found is not None
-    assert (found.labels, found.scores) == (("no", *[None] * (labels - 1)), scores)
-
-
-def test_a_model_whose_code_writes_pairs_does_not_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.model_executor import model_loader
-
-    kind = type("Reranker", (), {"supports_score_template": True})
-    monkeypatch.setattr(model_loader, "get_model_architecture", lambda _: (kind, ""))
-    found = describe_pooling(config("classify", num_labels=1), ("classify",), tmp_path)
-    assert found is not None
-    assert not found.scores
+    assert (found.labels, found.scores) == (("no", *[None] * (labels - 1)), False)
 
 
 def test_a_task_that_semel_does_not_serve_is_refused(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def describe_pooling(config: Any, tasks: Sequence[str], folder: Path) -> Pooling
         cast("PoolingTask", task),
         supported,
         labels=tuple(names.get(number) for number in range(count)) if classifies else (),
-        scores=task == "embed" or (task == "classify" and count == 1 and not _has_score_template(config)),
+        scores=task == "embed",  # a cross-encoder was never compared with vLLM on an engine
         pair_form="pair" if config.use_sep_token else "joined",
         instructions=_instructions(config.hf_config, folder),
         config={
@@ -97,13 +97,6 @@ class PoolingStream(VllmStream):
             numbers = data.detach().to("cpu", torch.float32).contiguous()
             pooling = PoolingOutput(tuple(numbers.shape), numbers.numpy().tobytes())
             yield Output(0, "", (), finish_reason="stop", cached_tokens=result.num_cached_tokens, pooling=pooling)
-
-
-def _has_score_template(config: Any) -> bool:
-    """Return whether a model's code writes the prompts of pairs: a frontend has no such code."""
-    from vllm.model_executor.model_loader import get_model_architecture
-
-    return bool(getattr(get_model_architecture(config)[0], "supports_score_template", False))
 
 
 def _instructions(hf_config: Any, folder: Path) -> dict[str, str]:
