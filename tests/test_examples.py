@@ -14,10 +14,10 @@ from semel.lab.testing.references import ReferenceServer, serve_references
 ROOT = Path(__file__).parent.parent
 
 
-def run_example(example: str, *arguments: object) -> str:
+def run_example(example: str, *arguments: object, within_s: float = 120) -> str:
     """What an example prints."""
     command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

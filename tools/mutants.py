@@ -269,9 +269,16 @@ MUTANTS: Final[Sequence[Mutant]] = (
     Mutant(
         "an engine makes steps while its weights change",
         "engine/vllm/control.py",
-        "            if not await self._llm.is_paused():\n",
-        "            if False:\n",
+        "            was_running = not await self._llm.is_paused()\n",
+        "            was_running = False\n",
         "tests/engine/test_control.py::test_weights_change_between_two_steps_and_nothing_of_before_outlives_it",
+    ),
+    Mutant(
+        "a resume leaves a pause waiting for requests that never cease",
+        "engine/vllm/control.py",
+        "            pausing.cancel()\n",
+        "            pass\n",
+        "tests/engine/test_control_order.py::test_any_order_of_calls_ends_loses_nothing_and_is_told_S22_B8",
     ),
     Mutant(
         "an engine's process tells nobody of new weights",

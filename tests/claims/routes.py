@@ -36,7 +36,7 @@ def served_routes() -> frozenset[str]:
     """Every route of a frontend and of a worker's admin address, but those that only say no."""
     frontend = create_app(FrontendState(), Meter(), Keyring([("somebody", "a-key-that-opens-nothing")]))
     nobody = cast("Any", SimpleNamespace(engine=None))
-    worker = create_admin_app(nobody, Meter(), key=None, count=nobody, reset=nobody, control=nobody)
+    worker = create_admin_app(nobody, Meter(), key=None, count=nobody, reset=nobody, control=nobody, adapters=nobody)
     return frozenset(route.path for one in (frontend, worker) for route in one.routes) - UNSUPPORTED.keys()  # type: ignore[attr-defined]
 
 

@@ -82,7 +82,7 @@ def test_server_flags_are_ignored_mapped_or_refused_each_with_a_line() -> None:
 
 
 def test_vllms_defaults_are_taken_without_a_word() -> None:
-    line = expand("m --response-role assistant --sse-keep-alive-interval 0 --no-enable-log-deltas --no-enable-lora")
+    line = expand("m --response-role assistant --sse-keep-alive-interval 0 --no-enable-log-deltas")
     assert (line.words, line.findings) == (["m"], [])
     assert verdicts(expand("m --response-role bot")) == ["problem"]
 
@@ -109,9 +109,15 @@ def test_a_flag_of_the_other_role_says_where_it_belongs(kind: type, flag: str, p
     assert place in str(finding)
 
 
-def test_adapters_are_refused_at_once() -> None:
-    code, said = run_main("serve", "m", "--enable-lora", "--skip-checks")
-    assert (code, "merge the adapter into the model" in said) == (2, True)
+@pytest.mark.parametrize("flag", ["--enable-tower-connector-lora", '--default-mm-loras={"image": "a"}'])
+def test_adapters_that_depend_on_images_are_refused_at_once(flag: str) -> None:
+    code, said = run_main("serve", "m", "--enable-lora", flag, "--skip-checks")
+    assert (code, "cannot be used" in said) == (2, True)
+
+
+def test_adapters_go_to_the_worker_as_they_are_written() -> None:
+    flags = ["--enable-lora", "--lora-modules", "a=/a", '{"name": "b", "path": "/b"}']
+    assert expand(["m", *flags]).words == ["m", *flags]
 
 
 def config(tmp_path: Path, text: str) -> str:

@@ -233,5 +233,6 @@ async def test_prefixes_of_requests_that_run_on_are_found_by_nobody_else() -> No
 async def test_a_deep_sleep_lets_go_of_items_and_of_weights_as_far_as_it_does() -> None:
     engine, llm, _ = control()
     for level in (0, 1, 2):
-        await engine.sleep(level, "wait")
-    assert llm.calls == ["sleep 0 wait", "items", "sleep 1 wait", "note", "items", "sleep 2 wait"]
+        await engine.sleep(level, "abort")
+    calls = [["sleep 0 keep"], ["items", "sleep 1 keep"], ["note", "items", "sleep 2 keep"]]
+    assert llm.calls == [call for of_level in calls for call in ("pause abort", *of_level)]

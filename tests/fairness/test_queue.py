@@ -55,3 +55,15 @@ def test_nothing_is_kept_of_tenants_and_requests_that_have_gone() -> None:
     last = queue.add("one more", 0, 0)
     assert ([*queue._tenants], [*queue.places]) == (["one more"], ["one more"])
     assert [entry[2] for entry in queue._heap] == [last]
+
+
+def test_a_slot_that_a_tenants_item_has_broken_is_its_own_while_others_are_about_S6() -> None:
+    queue: FairQueue[int] = FairQueue()
+    tenant = queue.add("mallory", 0, 0)
+    tenant.lost = 1
+    assert queue.next_for(1) is tenant
+    queue.add("alice", 1, 1)
+    queue.discard("alice", 1)
+    assert queue.next_for(2) is None
+    tenant.lost = 0
+    assert queue.next_for(2) is tenant

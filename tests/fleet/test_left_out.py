@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -179,8 +180,13 @@ class _OverlooksPreparing(Fleet):
 class _Uncached(Fleet):
     """A mutant: nothing is cached."""
 
-    def choose_holder(self, digests: Iterable[Digest], cached: Container[Digest]) -> RemoteWorker | None:  # noqa: ARG002
-        return super().choose_holder(digests, ())
+    def choose_holder(
+        self,
+        digests: Iterable[Digest],
+        cached: Container[Digest],  # noqa: ARG002
+        **options: Any,
+    ) -> RemoteWorker | None:
+        return super().choose_holder(digests, (), **options)
 
 
 class _Restless(Fleet):

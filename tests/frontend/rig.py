@@ -53,6 +53,7 @@ class Rig:
     pipeline: Pipeline
     meter: Meter
     service: FrontendState
+    served: Worker
 
     async def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         return await self.client.post(path, json=body, headers=headers)
@@ -106,8 +107,9 @@ async def rig(
         borrowers = await stack.enter_async_context(Borrower(path))
         link = FrontendLink(address, key=KEY, frontend_id="f", backoff=Backoff(first_s=0.01, max_s=0.05))
         remote = RemoteWorker(await stack.enter_async_context(link), memory=memory, lookups=lookups, meter=meter)
+        worker = Worker(engine, listener, borrowers, tracing=tracing)
         tasks = [
-            asyncio.create_task(Worker(engine, listener, borrowers, tracing=tracing).run()),
+            asyncio.create_task(worker.run()),
             asyncio.create_task(remote.run()),
         ]
         try:
@@ -117,7 +119,7 @@ async def rig(
             transport = httpx.ASGITransport(app)
             client = httpx.AsyncClient(transport=transport, base_url="http://frontend", timeout=60)
             async with client:
-                yield Rig(app, client, engine, remote, pipeline, meter, service)
+                yield Rig(app, client, engine, remote, pipeline, meter, service, worker)
         finally:
             for task in tasks:
                 task.cancel()

@@ -13,6 +13,7 @@ import pytest
 
 from semel.cache import NoCache
 from semel.core import Feature, Identity, Keyring, Media, Tenant
+from semel.errors import MediaUndecodable
 from semel.lab.testing.pdf import page_of, pdf
 from semel.media import DocumentLimits, count_pages
 from semel.media.fetch.url import Url
@@ -47,6 +48,9 @@ class Desk:
 
     counted: list[str] = field(default_factory=list)
     made: list[tuple[int, int]] = field(default_factory=list)
+    damaged: int = 0
+    """A page that cannot be drawn."""
+
     objects: FaultyObjects = field(default_factory=lambda: FaultyObjects(in_memory()))
 
     async def count(self, document: Media, /, *, group: Hashable | None = None, tenant: str = "") -> int:
@@ -59,6 +63,8 @@ class Desk:
         if media.page is None:
             return drawn(media)
         assert media.data.startswith(b"%PDF-")
+        if media.page.number == self.damaged:
+            raise MediaUndecodable(f"{media.subject} is damaged")
         self.made.append((media.page.number, media.page.dpi))
         return drawn(Media("image", b"%d" % (10 * media.page.number)))
 
@@ -303,6 +309,17 @@ async def test_refusals_of_the_other_apis_name_their_own_parts(served: Rig) -> N
         assert place in reply.text
 
 
+async def test_a_page_that_cannot_be_drawn_is_told_with_its_number_and_its_part(served: Rig, desk: Desk) -> None:
+    desk.damaged = 2
+    for path, body in INLINE.values():
+        reply = await served.post(path, body)
+        error = reply.json()["error"]
+        place = "input[0].content[0]" if path == RESPONSES else PART
+        assert (reply.status_code, "page 2 of the document is damaged" in error["message"]) == (400, True), reply.text
+        assert place in (error.get("param") or error["message"])
+    assert served.service.budget.in_flight == 0
+
+
 async def test_a_title_and_a_context_are_texts_before_the_pages(served: Rig) -> None:
     plain = await items_of(served, MESSAGES, messages(block(BASE64)))
     assert served.engine.last is not None
@@ -334,6 +351,17 @@ async def test_a_document_that_is_in_a_request_twice_is_held_once_and_charged_S2
     assert len(held) == 3
     assert len({id(one.data) for one in held}) == 1
     assert sum(one.nbytes for one in read.media.values()) == len(DOCUMENT)
+
+
+async def test_a_document_that_is_in_a_request_often_is_read_and_counted_once_S18(served: Rig, desk: Desk) -> None:
+    file_id = await upload(served)
+    parts = [{"type": "file", "file": {"file_id": file_id, "page_range": str(page)}} for page in (1, 2, 3, 1)]
+    await items_of(served, CHAT, chat(*parts))
+    assert (desk.counted, desk.objects.calls.count("get")) == (["acme"], 1)
+    desk.reset()
+    fresh = {"file_data": data_url(DOCUMENT + b"%")}
+    await items_of(served, CHAT, chat(*(file(**fresh, page_range=pages) for pages in ("1", "2-3", "1-"))))
+    assert desk.counted == ["acme"]
 
 
 async def test_what_grows_with_a_request_is_done_beside_the_event_loop(

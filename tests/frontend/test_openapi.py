@@ -248,25 +248,26 @@ def test_with_api_keys_the_document_tells_what_needs_one_S17(secured: Served, la
     assert ("security" in secured.document["paths"][path][method.lower()]) is not is_open
 
 
-def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says() -> None:
+def test_a_frontend_that_does_not_serve_yet_answers_as_the_document_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.store.store._FIRST_LISTING_S", 0.01)
     told = document()
     store = MediaStore(in_memory(), key=rigs.KEY, capacity_bytes=1 << 30, ttl_s=100)  # not read yet
     records, ids = SealedRecords(store, rigs.KEY), {"file_id": f"file-{'0' * 64}", "response_id": f"resp_{'0' * 32}"}
     state = FrontendState(refusals=RefusalLimits(per_s=0), media_store=store, response_records=records)
-    client = TestClient(create_app(state, Meter()))
     upload: dict[str, Any] = {"files": {"file": b"x"}, "data": {"purpose": "vision"}}
     unread = {"/v1/files": upload, "/v1/files/{file_id}": {}, "/v1/files/{file_id}/content": {}}
-    for path, operations in told["paths"].items():
-        for method, operation in operations.items():
-            request = unread[path] if path in unread and method != "get" else {"json": {}}
-            reply = client.request(method, path.format(**ids), **request)
-            assert reply.status_code == (503 if "503" in operation["responses"] else 200)
-            response = operation["responses"][str(reply.status_code)]
-            if "$ref" in response:
-                response = told["components"]["responses"][response["$ref"].rpartition("/")[2]]
-                assert "Retry-After" in reply.headers
-            if "content" in response and JSON in response["content"]:
-                validator(told, response["content"][JSON]["schema"]).validate(reply.json())
+    with TestClient(create_app(state, Meter())) as client:  # one event loop for all
+        for path, operations in told["paths"].items():
+            for method, operation in operations.items():
+                request = unread[path] if path in unread and method != "get" else {"json": {}}
+                reply = client.request(method, path.format(**ids), **request)
+                assert reply.status_code == (503 if "503" in operation["responses"] else 200)
+                response = operation["responses"][str(reply.status_code)]
+                if "$ref" in response:
+                    response = told["components"]["responses"][response["$ref"].rpartition("/")[2]]
+                    assert "Retry-After" in reply.headers
+                if "content" in response and JSON in response["content"]:
+                    validator(told, response["content"][JSON]["schema"]).validate(reply.json())
 
 
 @pytest.mark.slow

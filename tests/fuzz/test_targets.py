@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from semel.errors import MediaUndecodable, SemelError, ServiceError
 from semel.media.fetch.url import WebUrl, parse_url
 from semel.render import ChatRenderer, Conversation
-from tools.fuzz import chat, pdf, planted, safetensors_file, url, wire
+from tools.fuzz import chat, pdf, pdf_pool, planted, safetensors_file, url, wire
 from tools.fuzz.oracle import Finding, bounded
 from tools.fuzz.running import Outcome, fuzz
 from tools.fuzz.target import CORPUS, Target, TooSlow, timed
@@ -23,7 +25,13 @@ from tools.fuzz.targets import TARGETS, find
 MAX_FILES = 220
 MAX_BYTES = 300_000
 
-each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+each_target = pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, id=target.name, marks=[pytest.mark.slow] if target.starts_processes else [])
+        for target in TARGETS
+    ],
+)
 
 
 @each_target
@@ -52,7 +60,7 @@ def test_the_corpus_is_small_and_every_folder_of_it_has_a_target() -> None:
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     assert len(files) <= MAX_FILES
     assert sum(path.stat().st_size for path in files) <= MAX_BYTES
-    assert {path.name for path in CORPUS.iterdir()} == {target.name for target in TARGETS}
+    assert {path.name for path in CORPUS.iterdir()} == {target.corpus.name for target in TARGETS}
 
 
 @each_target
@@ -183,3 +191,25 @@ def test_a_page_of_another_size_than_its_header_says_is_found_S5(monkeypatch: py
     monkeypatch.setattr(pdf, "image_size", lambda *_: (9, 9))
     with pytest.raises(Finding, match="and not of"):
         pdf.run(pdf.seeds()["plain"])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(ServiceError("the process died"), "S6"), (MediaUndecodable("bad object at 7"), "foreign text")],
+    ids=["a process that died", "foreign text"],
+)
+def test_what_a_pool_process_answers_is_the_clients_fault_and_in_our_words_S6_S7(
+    error: SemelError, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        """Fails whatever it is asked."""
+
+        async def count_pages(self, _: object) -> int:
+            raise error
+
+    with asyncio.Runner() as runner:
+        monkeypatch.setattr(pdf_pool, "_started", lambda: (runner, Broken()))
+        with pytest.raises(Finding, match=words):
+            pdf_pool.run(b"")
+        error = MediaUndecodable("the document has no pages")
+        pdf_pool.run(b"")

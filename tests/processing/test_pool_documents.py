@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator
 
@@ -14,6 +15,7 @@ from semel.media import DecodeLimits, image_of
 from semel.processing.pool.job import OfferLimits
 from semel.processing.pool.pool import Pool
 from tests.processing.test_pool import TARGET, Folder
+from tests.waiting import until
 from tools.fuzz.pdf import seeds
 
 DOCUMENT = pdf([page_of(number) for number in range(3)])
@@ -71,6 +73,31 @@ async def test_a_page_with_too_many_tokens_is_refused_by_its_size_S29(pool: Pool
     with pytest.raises(PromptTooLong, match=r"page 1 of the document alone has .* lower its dpi"):
         await pool.process(page(1, 220), {"min_pixels": 784 * 700, "max_pixels": 784 * 800})
     assert len((await pool.process(page(1, 220))).layout) < 600
+
+
+async def test_an_image_of_another_tenant_waits_for_one_page_of_a_long_document_S18_S21(pool: Pool) -> None:
+    """In pages and not in seconds: how busy the machine is does not matter."""
+    data = pdf([page_of(number) for number in range(80)])
+    done = 0
+
+    async def draw(number: int) -> None:
+        nonlocal done
+        await pool.process(page(number, 36, data), group="the document", tenant="mallory")
+        done += 1
+
+    drawing = [asyncio.create_task(draw(number)) for number in range(1, 81)]
+    waited = []
+    for number in (1, 2, 3, 1, 2, 3):
+        await until(lambda before=done: done > before)  # type: ignore[misc]  # another page is under way
+        before = done
+        await pool.process(as_png(page(number)), tenant="alice")
+        waited.append(done - before)
+    assert done < 50, "the document was still being drawn"
+    assert max(waited) <= 2, waited  # one that is drawn already, and one that is told of meanwhile
+    before = done
+    await pool.process(as_png(page(1)), group="the document", tenant="mallory")
+    assert done - before > 20, "the control: first come, first served"
+    await asyncio.gather(*drawing)
 
 
 async def test_pages_of_one_document_are_quarantined_by_themselves(pool: Pool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from PIL import Image
 
 from semel.core import Feature, Media, Target
 from semel.errors import MediaUndecodable, RequestError
+from semel.fairness.queue import FairQueue, WaitingTenant
 from semel.processing.pool import fork_server as fork_server_module
 from semel.processing.pool import pool as pool_module
 from semel.processing.pool.pool import Pool
+from semel.processing.pool.process import PoolProcess
+from semel.processing.pool.processes import ProcessSet
 from semel.processing.pool.quarantine import Quarantine
 from tests.security.crashing_child import FAULT
 from tests.security.messages import is_ours
@@ -110,3 +114,61 @@ async def test_a_mutant_whose_fault_is_an_exception_and_no_crash_is_found_S6(
     """What the check is worth: media that are refused without a crash do not pass for ones that crash."""
     with pytest.raises(AssertionError):
         await check_a_crash_costs_one_request(pool, Media("image", b"no image"), monkeypatch)
+
+
+async def slowest_beside_crashes(pool: Pool, monkeypatch: pytest.MonkeyPatch, seed: int) -> float:
+    """How long a tenant's images wait at most while another one's crash process after process; loading takes 1 s."""
+    add, now = ProcessSet._add, asyncio.get_running_loop().time
+
+    async def adding(self: ProcessSet) -> PoolProcess:
+        await asyncio.sleep(1.0)
+        return await add(self)
+
+    monkeypatch.setattr(ProcessSet, "_add", adding)
+    crashed, slowest_s = 0, 0.0
+
+    async def crash(sides: Iterator[int]) -> None:
+        nonlocal crashed
+        for side in sides:
+            with contextlib.suppress(MediaUndecodable):
+                await pool.process(picture(FAULT, side), tenant="mallory")
+            crashed += 1
+
+    await pool.process(picture((1, 2, 3), seed), tenant="alice")
+    sides = iter(range(seed, seed + 999))
+    crashing = [asyncio.create_task(crash(sides)) for _ in range(4)]
+    began = now()
+    while now() < began + 5:
+        asked = now()
+        await pool.process(picture((1, 2, 3), seed), tenant="alice")
+        slowest_s = max(slowest_s, now() - asked)
+        await asyncio.sleep(0.1)
+    for task in crashing:
+        task.cancel()
+    await asyncio.gather(*crashing, return_exceptions=True)
+    assert crashed >= 2
+    return slowest_s
+
+
+@pytest.mark.slow
+async def test_a_tenant_whose_media_crash_processes_takes_not_the_last_one_from_others_S6_S29(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anyone can write such an item: a page of a document that unpacks to more memory than a process may use."""
+    assert await slowest_beside_crashes(pool, monkeypatch, 100) < 0.5
+
+
+@pytest.mark.slow
+async def test_a_mutant_that_forgets_whose_item_ended_a_process_leaves_others_without_one_S6_S29(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgiving(FairQueue[Any]):
+        """Gives turns to whoever is next."""
+
+        def next_for(self, slots: int) -> WaitingTenant[Any] | None:
+            for tenant in self._tenants.values():
+                tenant.lost = 0
+            return super().next_for(slots)
+
+    monkeypatch.setattr(pool, "_waiting", Forgiving())
+    assert await slowest_beside_crashes(pool, monkeypatch, 300) > 0.5

@@ -67,9 +67,9 @@ class Served:
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
         return sum_of(text, name, labels)
 
-    def chat(self, content: object, **fields: object) -> httpx.Response:
+    def chat(self, content: object, *, within_s: float = 60.0, **fields: object) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0.0, "max_tokens": 8, **fields}
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=within_s)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import re
 import shutil
 import signal
@@ -12,18 +14,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
 
+from semel.core import Media, Page
 from semel.engine.vllm.compat.server_flags import server_flag
 from semel.lab.bench.ports import free_port
+from semel.lab.testing.pdf import page_of, pdf
+from semel.media import DecodeLimits, image_of
 from semel.settings.secrets import create_key
 from tests.engine.engines import Engines
 from tests.engine.families import FAMILIES
-from tests.engine.parity import Answer, draw_image, image_part, random_chat
+from tests.engine.parity import Answer, Chat, draw_image, image_part, random_chat
 from tests.fleet.segments import Segment, left_of, segments_of
 from tests.serve.collector import SpanCollector, collecting
 from tests.serve.generating import RenderedByVllm, generated, rendered, rendered_by_vllm, rendered_file
@@ -39,6 +45,29 @@ RNG = np.random.default_rng(0)
 CHATS = [random_chat(RNG, [image_part(draw_image(RNG)) for _ in range(index % 4)]) for index in range(48)]
 SHOWN = [chat for index, chat in enumerate(CHATS) if index % 4][:9]
 """Those with images."""
+
+DOCUMENT = pdf([page_of(number) for number in range(5)])
+DPI = 72
+
+
+def as_png(page: int) -> bytes:
+    file = io.BytesIO()
+    image_of(Media("image", DOCUMENT, page=Page(page, DPI)), DecodeLimits()).save(file, "PNG")
+    return file.getvalue()
+
+
+def about(*parts: dict[str, Any], question: str = "what is in this document ?") -> Chat:
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+
+
+def document(pages: str = "1-", data: bytes = DOCUMENT) -> dict[str, Any]:
+    url = "data:application/pdf;base64," + base64.b64encode(data).decode()
+    return {"type": "file", "file": {"file_data": url, "dpi": DPI, "page_range": pages}}
+
+
+PAGES = [about(*(image_part(as_png(page)) for page in pages)) for pages in ((1, 2, 3, 4, 5), (4,), (2, 3))]
+CHATS += PAGES
+"""Bare vLLM is asked about pages as images, as every client that has no semel sends them."""
 
 PICTURE = image_url(draw_image(np.random.default_rng(5)))
 
@@ -119,6 +148,24 @@ async def test_answers_are_those_of_bare_vllm_with_sixteen_requests_at_a_time(
     served: Served, expected: list[Answer]
 ) -> None:
     await compare_over_http(served, CHATS, expected)
+
+
+async def test_answers_about_a_pdf_are_those_of_bare_vllm_about_its_pages_as_png_and_a_page_is_made_once(
+    served: Served, expected: list[Answer]
+) -> None:
+    """Also of a part of its pages; of a second question nothing is rendered, decoded or preprocessed."""
+    data = DOCUMENT + b"%% of its own"  # no other test has opened it
+    asked = [about(document(pages, data)) for pages in ("1-", "4", "2-3")]
+    counters = ("semel_pool_decoded_total", "semel_pool_processed_total")
+    before = [served.metric(name) for name in counters]
+    for again in range(2):
+        await compare_over_http(served, asked, expected[-len(PAGES) :])
+        assert [served.metric(name) for name in counters] == [5 + count for count in before], again
+    answer = served.chat(about(document(data=data), question="and what else ?")[0]["content"])
+    assert answer.status_code == 200, answer.text
+    assert [served.metric(name) for name in counters] == [5 + count for count in before]
+    with pytest.raises(AssertionError):  # another page's answer would be seen
+        await compare_over_http(served, [about(document("1"))], [expected[-2]])
 
 
 def test_prompts_that_were_rendered_elsewhere_are_answered_as_by_vllm_s_own_route_in_every_form_E2(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from tests.conftest import Folder
 from tests.embeddings.redis import running_redis
 from tests.engine.parity import draw_image
 from tests.serve.served import Served, image_url, serving, sum_of, until
+from tests.test_examples import run_example
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -40,9 +42,14 @@ WAITING: Final = 64
 LONG: Final = 160
 """Tokens, so many that a pause comes before the 64th request ends."""
 
+ANSWER_S: Final = 240.0
+"""The last of 64 long answers takes a minute where little of two cores is left."""
+
 HANG_S: Final = 3.0
 PAUSE_S: Final = 8.0
 """Longer than the deadline for a step, which is four times the longest step if that is more."""
+
+LONG_PAUSE_S: Final = 120.0
 
 Answer = tuple[int, ...]
 
@@ -73,7 +80,7 @@ class Trained:
 
     def ask(self, question: Question, **fields: Any) -> httpx.Response:
         content = [*(self.images[number] for number in question.images), {"type": "text", "text": question.word}]
-        return self.served.chat(content, return_token_ids=True, ignore_eos=True, **fields)
+        return self.served.chat(content, within_s=ANSWER_S, return_token_ids=True, ignore_eos=True, **fields)
 
     def answers(self, questions: Sequence[Question] | None = None) -> list[Answer]:
         """Ask, a few at a time."""
@@ -158,7 +165,7 @@ def started(folder: Path, second: Path, home: Path, *flags: str) -> Iterator[Tra
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "VLLM_SERVER_DEV_MODE", "1")
         with (
-            serving(folder, home, *admin, *flags) as served,
+            serving(folder, home, *admin, *flags, within_s=600) as served,
             ThreadPoolExecutor(AT_ONCE) as threads,
             httpx.Client(
                 base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key.read_text().strip()}"}
@@ -229,7 +236,7 @@ def test_requests_in_flight_are_answered_while_weights_change_and_later_ones_wit
     until(lambda: sum(one.done() for one in during) >= AT_ONCE, 60)
     trained.load(trained.second, "step-3")
     second = trained.answers(trained.questions[:AT_ONCE])
-    assert {reason_of(one.result(120)) for one in during} == {"length"}
+    assert {reason_of(one.result(ANSWER_S)) for one in during} == {"length"}
     trained.post("/v1/mm_cache/reset")
     assert trained.answers(trained.questions[:AT_ONCE]) == second
     trained.load(trained.first, "step-4")
@@ -247,6 +254,15 @@ def test_answers_name_the_weights_that_sampled_them(trained: Trained) -> None:
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])
 def test_a_pause_longer_than_the_hang_deadline_with_64_requests_fails_none_S22(trained: Trained, mode: str) -> None:
+    pause_with_64(trained, mode, PAUSE_S)
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait"])
+def test_a_pause_of_120_s_with_64_requests_fails_none_S22(trained: Trained, mode: str) -> None:
+    pause_with_64(trained, mode, LONG_PAUSE_S)
+
+
+def pause_with_64(trained: Trained, mode: str, pause_s: float) -> None:
     with many(trained):
         asking = trained.begin(WAITING, max_tokens=LONG)
         trained.post(f"/pause?mode={mode}")
@@ -254,13 +270,13 @@ def test_a_pause_longer_than_the_hang_deadline_with_64_requests_fails_none_S22(t
         done = sum(one.done() for one in asking)
         assert done < WAITING, "some wait"
         assert trained.worker("semel_engine_paused") == 1
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)
         assert sum(one.done() for one in asking) - done <= SEQUENCES, "answers that were on their way"
         still = [one for one in asking if not one.done()]
         time.sleep(0.5)
         assert not any(one.done() for one in still)
         trained.post("/resume")
-        answers = {tokens_of(one.result(120)) for one in asking}
+        answers = {tokens_of(one.result(ANSWER_S)) for one in asking}
     assert len(answers) == 1, "all asked the same"
     assert "engine_hung" not in trained.served.log.read_text()
     assert trained.worker("semel_engine_paused") == 0
@@ -277,7 +293,7 @@ def test_requests_that_wait_through_an_update_find_no_prefix_of_before(trained: 
             trained.load(trained.second, "kept")
             assert trained.admin.get("/is_paused").json() == {"is_paused": True}
             trained.post("/resume")
-            answers = [tokens_of(one.result(120)) for one in asking]
+            answers = [tokens_of(one.result(ANSWER_S)) for one in asking]
         trained.post("/v1/mm_cache/reset")
         expected = tokens_of(trained.ask(wide, max_tokens=LONG))
     finally:
@@ -324,7 +340,7 @@ def test_weights_come_by_vllms_protocol_of_transfer_too(trained: Trained) -> Non
     assert trained.admin.get("/is_paused").json() == {"is_paused": True}
     trained.post("/finish_weight_update", {"weight_version": "transferred"})
     assert trained.admin.get("/weight_info").json() == {"weight_version": "transferred"}
-    assert {reason_of(one.result(120)) for one in during} == {"length"}
+    assert {reason_of(one.result(ANSWER_S)) for one in during} == {"length"}
     assert trained.answers() == expected
     trained.load(trained.first, "back")
     assert trained.answers() == trained.fresh
@@ -355,3 +371,35 @@ def test_answers_after_an_update_are_those_of_a_fresh_engine_B8(
     home = tmp_path_factory.mktemp("fresh")
     with started(trained.second, trained.second, home) as fresh:
         assert fresh.answers() == found
+
+
+def test_a_policy_learns_and_its_images_are_preprocessed_once(trained: Trained, tmp_path: Path) -> None:
+    """`examples/train_policy.py`, on images of its own."""
+    rng = np.random.default_rng(12)
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(draw_image(rng, side=112))
+    urls = ["--url", trained.served.url, "--admin", str(trained.admin.base_url)]
+    key = ["--admin-key-file", trained.served.home / "admin.key"]
+    printed = run_example("train_policy.py", trained.first, tmp_path, *urls, *key, within_s=ANSWER_S).splitlines()
+    steps = [re.findall(r"[\d.e-]+", line.partition(": ")[2]) for line in printed]
+    rewards, differences, made = ([float(step[place]) for step in steps] for place in range(3))
+    trained.load(trained.first, "back")
+    assert made == [3] * 8
+    assert max(differences) < 0.01, "the worker has the trainer's weights, in each step"
+    assert rewards[-1] > rewards[0] + 0.1, rewards
+    assert trained.answers() == trained.fresh
+
+
+def test_a_worker_killed_in_a_pause_of_120_s_is_replaced_and_its_requests_are_answered_S22(trained: Trained) -> None:
+    """The last one: the new worker has the weights at start, and is not paused."""
+    with many(trained):
+        asking = trained.begin(WAITING, max_tokens=LONG)
+        trained.post("/pause?mode=keep")
+        time.sleep(LONG_PAUSE_S / 2)
+        trained.served.child("worker").kill()
+        responses = [one.result(ANSWER_S) for one in asking]
+    assert {response.status_code for response in responses} == {200}
+    assert len({tokens_of(response) for response in responses}) == 1, "all asked the same"
+    assert trained.admin.get("/is_paused", timeout=20).json() == {"is_paused": False}
+    assert trained.admin.get("/weight_info", timeout=20).json() == {"weight_version": "default"}
+    assert trained.answers() == trained.fresh

@@ -91,6 +91,7 @@ def submit(request_id: str = "r1") -> Submit:
         priority=-3,
         trace=TRACE,
         client_features=frozenset({digest_of(1)}),
+        adapter="sql",
     )
     return to_submit(submission, [digest_of(1)])
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from semel.cache import Lease
-from semel.core import FeatureInfo, Trace
+from semel.core import Adapter, FeatureInfo, Trace
 from semel.errors import ProtocolError
 from semel.ledger import Announcement
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
@@ -21,6 +21,7 @@ from semel.wire.messages import (
     PROTOCOL,
     Abort,
     Accepted,
+    Adapters,
     Bye,
     Challenge,
     Chunk,
@@ -95,6 +96,7 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (to_status(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6, True), ()),
     (Need("r1", (digest_of(5),)), ()),
     (Forget(), ()),
+    (Adapters((Adapter("sql", "/adapters/sql", "0f" * 16, "tiny"),)), ()),
 )
 
 
@@ -131,7 +133,9 @@ def test_golden_frames_are_read_as_the_message_that_they_were(
 def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_know() -> None:
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "submit.hex").read_text().splitlines()]
     submitted = decode(old, FROM_FRONTEND, Limits()).message
-    assert submitted == structs.replace(submit(), parsing=None, priority=0, trace=None, client_features=())
+    assert submitted == structs.replace(
+        submit(), parsing=None, priority=0, trace=None, client_features=(), adapter=None
+    )
     old = [bytes.fromhex(line) for line in (GOLDEN / "v2" / "deltas.hex").read_text().splitlines()]
     told = decode(old, FROM_WORKER, Limits()).message
     assert isinstance(told, Deltas)
@@ -140,7 +144,7 @@ def test_what_version_2_sent_is_understood_with_the_defaults_of_what_it_did_not_
 
 def test_what_version_5_sent_is_understood_as_a_request_whose_client_sent_no_tensors() -> None:
     old = [bytes.fromhex(line) for line in (GOLDEN / "v5" / "submit.hex").read_text().splitlines()]
-    assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), client_features=())
+    assert decode(old, FROM_FRONTEND, Limits()).message == structs.replace(submit(), client_features=(), adapter=None)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping
+from random import Random
 from typing import Final
 
 from semel.core import Media, Page
@@ -14,6 +16,18 @@ from tools.fuzz.oracle import check_decoders_message, expect
 
 _LIMITS: Final = DecodeLimits(max_image_pixels=1 << 16)
 _DPI: Final = 36
+_MAX_EDITS: Final = 4
+_TOKEN: Final = re.compile(rb"/\w+|-?\d+(?:\.\d+)?|\[|\]|<<|>>|\bR\b|\w+")
+_WORDS: Final = (
+    *(b"-1", b"0", b"0.0001", b"4", b"65536", b"2147483647", b"4294967296", b"99999999999999999999", b"1e9", b"null"),
+    *(b"1 0 R", b"2 0 R", b"3 0 R", b"4 0 R", b"[2 0 R 2 0 R]", b"[0 0 1e9 1]", b"[0 0 14400 14400]", b"<</A 4 0 R>>"),
+    *(b"/FlateDecode", b"/LZWDecode", b"/DCTDecode", b"/JPXDecode", b"/JBIG2Decode", b"/CCITTFaxDecode"),
+    *(b"/ASCII85Decode", b"/RunLengthDecode", b"/DeviceCMYK", b"/Indexed", b"/Pattern", b"/ICCBased", b"/Type3"),
+    *(b"/Filter", b"/DecodeParms<</Predictor 15/Columns 2147483647>>", b"/SMask", b"/Parent 2 0 R", b"/UserUnit 1e6"),
+    *(b"/Kids[2 0 R]", b"/Count 2147483647", b"/Prev 0", b"/Rotate 91", b"/XObject<</I 4 0 R>>", b"/ObjStm", b"/XRef"),
+    *(b"q", b"Q", b"/I Do", b"BT", b"W n", b"1e9 0 0 1e9 0 0 cm", b"0 0 1e9 1e9 re f", b"[1e-9] 0 d 0 0 m 1e6 1e6 l S"),
+)
+"""What means something to a reader of PDFs."""
 
 
 def run(data: bytes) -> None:
@@ -31,6 +45,17 @@ def run(data: bytes) -> None:
     expect(image.mode == "RGB" and image.size == size, f"{image.mode} of {image.size}, and not of {size} (S13)")
     expect(min(image.size) >= _LIMITS.min_image_side, f"{image.size} is too small (S8)")
     expect(width * height <= _LIMITS.max_image_pixels, f"{image.size} is too large (S5)")
+
+
+def mutate(data: bytes, random: Random) -> bytes | None:
+    """Put other tokens in the places of some, in front of them, or nothing."""
+    for _ in range(random.randint(1, _MAX_EDITS)):
+        if not (tokens := [*_TOKEN.finditer(data)]):
+            return None
+        old, other = random.choice(tokens), random.choice(tokens)
+        new = random.choice((random.choice(_WORDS), random.choice(_WORDS), other[0], b""))
+        data = data[: old.start()] + b" " + new + b" " + data[random.choice((old.start(), old.end(), old.end())) :]
+    return data
 
 
 def seeds() -> Mapping[str, bytes]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ _ROOT: Final = Path(__file__).parent.parent.parent
 _RSS_LIMIT_MB: Final = 2_048
 _INPUT_TIMEOUT_S: Final = 10
 """For one that hangs. One that is slow is found by its CPU time: no neighbour on the machine adds to that."""
+
+_PROCESSES_TIMEOUT_S: Final = 240
+"""With processes that have a deadline of their own: it is theirs, and the time that a new one takes to load."""
 _GRACE_S: Final = 90.0
 """For imports, the first pass over the corpus, and the end."""
 
@@ -73,13 +78,21 @@ def fuzz(
 
 
 def _harness(target: Target, options: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
-    limits = [f"-rss_limit_mb={_RSS_LIMIT_MB}", f"-timeout={_INPUT_TIMEOUT_S}"]
+    input_s = _PROCESSES_TIMEOUT_S if target.starts_processes else _INPUT_TIMEOUT_S
+    limits = [f"-rss_limit_mb={_RSS_LIMIT_MB}", f"-timeout={input_s}", f"-report_slow_units={input_s}"]
     command = [sys.executable, "-m", "tools.fuzz.harness", target.name, *limits, *options]
+    within_s = timeout_s + input_s
     # A process begins with the peak of memory of whoever started it, so a small one does: ours may be over the limit.
-    within = ["timeout", "--foreground", "--signal=KILL", f"{timeout_s}"]
-    done = subprocess.run(
-        [*within, *command], cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    within = ["timeout", "--foreground", "--signal=KILL", f"{within_s}"]
+    with tempfile.TemporaryDirectory(prefix="semel-fuzz-") as temporary:  # libFuzzer ends it without any cleaning up
+        done = subprocess.run(
+            [*within, *command],
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TMPDIR": temporary},
+        )
     late = b"\nthe harness did not end in time" if done.returncode in _KILLED else b""
     return done.returncode, (done.stdout + late).decode(errors="replace")
 

@@ -49,10 +49,16 @@ class Target:
     us_per_byte: float = 25.0
     """CPU time that an input may take: some, and some for each of its bytes. About ten times what it takes."""
 
+    corpus_of: str = ""
+    """The target whose corpus it has; empty for its own."""
+
+    starts_processes: bool = False
+    """Whether its first input takes seconds, and one that ends a process too."""
+
     @property
     def corpus(self) -> Path:
         """Its folder in the repository."""
-        return CORPUS / self.name
+        return CORPUS / (self.corpus_of or self.name)
 
     def inputs(self) -> list[Path]:
         """Every input that the repository has for it, fixed findings too."""

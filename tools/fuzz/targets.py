@@ -47,6 +47,16 @@ TARGETS: Final = (
         base_ms=_MEDIA_MS,
     ),
     Target(
+        "pdf-pool",
+        "tools.fuzz.pdf_pool",
+        "a document to a feature, by a sandboxed process (S5, S6, S7)",
+        ("semel.processing",),
+        max_bytes=6_144,
+        base_ms=_MEDIA_MS,
+        corpus_of="pdf",
+        starts_processes=True,
+    ),
+    Target(
         "wire",
         "tools.fuzz.wire",
         "frames of a peer to events or a reset (S10)",

@@ -62,6 +62,9 @@ COLUMNS: Final = (
 )
 ALONE_S: Final = 5.0
 STOPPED_S: Final = 90.0
+DOCUMENTS_S: Final = 60.0
+"""So long that some of them are answered."""
+
 LOG_S: Final = 12.0
 """As long as a pipe of 64 KiB takes to be full."""
 
@@ -107,7 +110,7 @@ POOLING: Final = ("--runner", "pooling", "--convert", "embed")
 SPECIAL: Final = (
     Row("3 small images, `min_pixels` 178.9 M", "header", max_pool_bytes=512 * MIB),
     Row("images of 13,000 × 13,000", "reserve", "image"),
-    Row("8 documents of 200 pages", "reserve", "image"),
+    Row("8 documents of 200 pages", victim="image", on_vllm=False, seconds=DOCUMENTS_S),
     Row("regex, expensive to follow", "following"),
     Row("grammar `e e e`", "following"),
     Row("regex, hidden branches", "following"),

@@ -128,12 +128,12 @@ async def long_texts(attacker: Attacker) -> None:
 
 
 async def documents(attacker: Attacker) -> None:
-    """Eight new documents of 200 pages at a time."""
+    """Eight new documents of 200 pages at a time; their prompts fit."""
+    data = pdf([page_of(page) for page in range(200)])
 
     def body(number: int) -> object:
-        data = base64.b64encode(pdf([page_of(200 * number + page) for page in range(200)])).decode()
-        file = {"file_data": f"data:application/pdf;base64,{data}", "dpi": 72}
-        return chat({"type": "file", "file": file}, text("?"))
+        url = "data:application/pdf;base64," + base64.b64encode(data + b"%%%d" % number).decode()
+        return chat({"type": "file", "file": {"file_data": url, "dpi": 36}}, text("?"))
 
     await attacker.flood(8, body)
 

@@ -43,7 +43,10 @@ def run(settings: BatchSettings, flags: Sequence[str], *, serve: Sequence[str] =
         raise ConfigError("MODEL starts a server, and --base-url names one that runs: leave one of them out")
     if settings.base_url is not None and not _is_url(settings.base_url):
         raise ConfigError(f"--base-url {settings.base_url}: write http://HOST:PORT or https://HOST")
-    return asyncio.run(_run(settings, [*serve, settings.model or "", *flags]))
+    try:
+        return asyncio.run(_run(settings, [*serve, settings.model or "", *flags]))
+    finally:
+        stderr.writer.flush()
 
 
 def _is_url(text: str) -> bool:

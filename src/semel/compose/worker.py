@@ -81,7 +81,7 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
     collector = trace_collector(settings.logs.otlp_traces_endpoint)
     began = time.monotonic()
     logger.info("importing vLLM")
-    from semel.engine.vllm.arguments import parse_engine_flags, take_parser_flags
+    from semel.engine.vllm.arguments import parse_engine_flags, take_adapter_flags, take_parser_flags
     from semel.engine.vllm.compat.internals import SOCKET_FOLDER
     from semel.engine.vllm.engine import VllmEngine
     from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
@@ -90,6 +90,7 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
     check_installed(collector)
     page = EncoderPage.create()
     parsers, rest = take_parser_flags(engine_flags(settings, flags, collector))
+    modules, rest = take_adapter_flags(rest)
     encoder = settings.encoder
     arguments = parse_engine_flags(
         settings.model,
@@ -109,6 +110,7 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
         engine = VllmEngine.start(arguments, processor=settings.processor, parsers=parsers, grammars=settings.grammars)
         try:
             await engine.warm()
+            await engine.load_adapters(modules)
             tune_interpreter()
             window = None if settings.turns.disable_tenant_turns else engine.window
             async with _running(engine.log_statistics()), _embedding_sync(encoder.store, keys, engine) as sync:
@@ -213,6 +215,8 @@ async def _admin(
     control = WorkerControl(engine.control, worker) if is_dev_mode() else None
     if control is not None:
         logger.warning("%s is set: the admin key can pause the engine and change its weights", DEV_MODE)
+    if engine.adapters is not None:
+        engine.adapters.watchers.append(worker.tell_adapters)
     lookups = CacheLookups()
     for read in (
         page.samples,
@@ -230,7 +234,14 @@ async def _admin(
         engine.count_items(1, int(hit))
 
     app: ASGIApp = create_admin_app(
-        engine, meter, key=key, count=count, reset=worker.reset, reason=lambda: worker.reason, control=control
+        engine,
+        meter,
+        key=key,
+        count=count,
+        reset=worker.reset,
+        reason=lambda: worker.reason,
+        control=control,
+        adapters=engine.adapters,
     )
     if hosts := allowed_hosts_at(host, (), has_keys=False):
         app = HostCheck(app, hosts)

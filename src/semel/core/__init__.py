@@ -1,5 +1,6 @@
 """Values without I/O: digests, media, features, prompts. Of semel, imports only itself and `semel.errors`."""
 
+from semel.core.adapter import MAX_ADAPTER_NAME_CHARS, Adapter
 from semel.core.contract import PROBE_BYTES, AnswerSettings, Contract, Field, Normalisation, Probes, Rendering, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
 from semel.core.embedding import FORM_DTYPES, Form, PrefetchedOutput, form_bytes
@@ -17,12 +18,14 @@ __all__ = [
     "DTYPE_BYTES",
     "FLOAT_BYTES",
     "FORM_DTYPES",
+    "MAX_ADAPTER_NAME_CHARS",
     "MEDIA_IO",
     "MIN_KEY_CHARS",
     "POOLING_TASKS",
     "PROBE_BYTES",
     "TOKEN_BYTES",
     "VIDEO_OPTIONS",
+    "Adapter",
     "AnswerParsing",
     "AnswerSettings",
     "Assembly",

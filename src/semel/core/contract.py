@@ -13,6 +13,7 @@ from typing import Final, Literal
 from blake3 import blake3
 from msgspec import UNSET, UnsetType
 
+from semel.core.adapter import Adapter
 from semel.core.feature import Feature, Tensor
 from semel.core.pooling import PoolingModel
 from semel.core.prompt import Modality
@@ -208,6 +209,9 @@ class Contract:
 
     pooling: PoolingModel | UnsetType = UNSET
     """The form of its answers, of a model that pools (vLLM: `--runner pooling`). One that generates sends nothing."""
+
+    adapters: tuple[Adapter, ...] | UnsetType = UNSET
+    """The adapters that the engine has loaded, of one that takes any (vLLM: `--enable-lora`)."""
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -92,6 +92,9 @@ class Submission:
     prefetched_outputs: tuple[PrefetchedOutput, ...] = ()
     """Encoder outputs that the worker has fetched for this request: the engine need not encode these items."""
 
+    adapter: str | None = None
+    """The name of the adapter that answers; None for the model as it is."""
+
     @property
     def pools(self) -> bool:
         """Return whether the answer is a pooling output instead of tokens."""

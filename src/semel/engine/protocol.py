@@ -21,6 +21,7 @@ from semel.engine.tier_events import TierEvent
 __all__ = [
     "CachedOutput",
     "Engine",
+    "EngineAdapters",
     "EngineControl",
     "ItemCacheWatcher",
     "PauseMode",
@@ -209,6 +210,18 @@ class EngineControl(Protocol):
 
     async def forget_outputs(self) -> None:
         """Forget encoder outputs and prefixes."""
+        ...
+
+
+class EngineAdapters(Protocol):
+    """The LoRA adapters of an engine. A name that is loaded again with other weights is answered by these alone."""
+
+    async def load(self, name: str, path: str, *, in_place: bool = False, is_3d_weight: bool = False) -> None:
+        """Load an adapter. `in_place` lets it replace one with its name, for requests that come from now on."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Take no more requests for an adapter; those that run go on."""
         ...
 
 

@@ -38,12 +38,13 @@ _VOID_ENTRIES: Final = 64  # that the heap may have on top of two for each tenan
 class WaitingTenant(Generic[_T]):
     """A tenant that has asked lately: its counter, and its items that wait."""
 
-    __slots__ = ("_entry", "_groups", "_order", "_rank", "_seen_s", "items", "name", "running", "used")
+    __slots__ = ("_entry", "_groups", "_order", "_rank", "_seen_s", "items", "lost", "name", "running", "used")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.used: float = 0  # the counter; it only grows
         self.running = 0  # of its items that have their turn; the queue's user counts them
+        self.lost = 0  # slots that its items have broken, and that are not repaired; the queue's user counts them too
         self.items: OrderedDict[_T, Hashable] = OrderedDict()  # in the order of arrival, with the group of each
         self._groups: dict[Hashable, tuple[tuple[int, int, Hashable], OrderedDict[_T, None]]] = {}
         self._order: list[tuple[int, int, Hashable]] = []  # the groups by priority, and in the order of their turns
@@ -167,10 +168,12 @@ class FairQueue(Generic[_T]):
     def next_for(self, slots: int) -> WaitingTenant[_T] | None:
         """Return the tenant whose turn it is at one of `slots`: while others are about, none has the last of them too.
 
-        An expensive item keeps its slot, and nothing is preempted (threats S29).
+        An expensive item keeps its slot, and nothing is preempted (threats S29). While others are about, a tenant has
+        the slots too that its items have broken (threats S6).
         """
-        most, skipped = max(1, slots - (self.about > 1)), list[WaitingTenant[_T]]()
-        while (tenant := self.first()) is not None and tenant.running >= most:
+        shared = self.about > 1
+        most, skipped = max(1, slots - shared), list[WaitingTenant[_T]]()
+        while (tenant := self.first()) is not None and tenant.running + shared * tenant.lost >= most:
             skipped.append(self.skip(tenant))
         self.restore(skipped)
         return tenant

@@ -39,7 +39,9 @@ RefusalReason = Literal[
 ]
 """The reason for which a worker is not used, for metrics: a closed list."""
 
-_MAY_DIFFER: Final = frozenset({"cache_bytes", "cell"})  # every other field changes answers, also a later one
+_MAY_DIFFER: Final = frozenset(
+    {"adapters", "cache_bytes", "cell"}
+)  # every other field changes answers, also a later one
 _ID_BYTES: Final = 6
 
 _REMEDIES: Final[Mapping[str, tuple[RefusalReason, str]]] = {

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from semel.core import Contract, Digest, FeatureInfo, Submission
+from semel.core import Adapter, Contract, Digest, FeatureInfo, Submission
 from semel.errors import NotReady, SemelError, WorkerLost
 from semel.fleet.balance import Balance
 from semel.fleet.compatibility import Difference, RefusalReason, cell_difference, first_difference
@@ -69,6 +69,9 @@ class Fleet:
         self._serving = 0  # the set of those that serve
         self._serving_names: frozenset[str] = frozenset()
         self._paused = 0  # of those that serve, the set of those whose engine is paused
+        self.adapters: Mapping[str, Adapter] = {}
+        """Those that a worker which serves has, by name."""
+        self._with_adapter: Mapping[str, int] = {}  # by its name, the set of those that serve and have it
         self._stale: set[RemoteWorker] = set()  # those whose load may be another than the balance knows
         self._incarnations: dict[str, bytes] = {}  # of the processes that were last met, by the names of workers
         self._check: ContractCheck | None = None
@@ -177,10 +180,12 @@ class Fleet:
         self._review()
 
     @contextmanager
-    def preparing(self, digests: Iterable[Digest], *, prefix: bytes = b"") -> Iterator[RemoteWorker]:
+    def preparing(
+        self, digests: Iterable[Digest], *, prefix: bytes = b"", adapter: str | None = None
+    ) -> Iterator[RemoteWorker]:
         """Choose the worker for a request that is prepared inside; others are chosen as if it were sent already."""
         distinct = tuple(dict.fromkeys(digests))
-        worker = self.choose(distinct, prefix=prefix)
+        worker = self.choose(distinct, prefix=prefix, adapter=adapter)
         try:
             with self._preparing[worker].request(distinct):
                 self._stale.add(worker)
@@ -190,10 +195,20 @@ class Fleet:
                 self._stale.add(worker)
 
     def choose(
-        self, digests: Iterable[Digest], *, prefix: bytes = b"", without: Sequence[RemoteWorker] = ()
+        self,
+        digests: Iterable[Digest],
+        *,
+        prefix: bytes = b"",
+        without: Sequence[RemoteWorker] = (),
+        adapter: str | None = None,
     ) -> RemoteWorker:
-        """Choose the worker for a request with these items, and with this key for the opening of its conversation."""
-        serving = self._serving & ~self._set_of(without) if without else self._serving
+        """Choose the worker for a request with these items, and with this key for the opening of its conversation.
+
+        One that names an adapter goes to a worker that has it.
+        """
+        serving = self._able(adapter)
+        if without:
+            serving &= ~self._set_of(without)
         if not serving:
             raise NotReady(f"{self.reason}; try again in a moment")
         # If only ejected or paused ones are left, one of them is still better than none.
@@ -204,12 +219,18 @@ class Fleet:
         self._refresh_loads()
         return self._by_number[self._balance.choose(among, distinct, self._directory.holders(distinct), prefix)]
 
-    def choose_holder(self, digests: Iterable[Digest], cached: Container[Digest]) -> RemoteWorker | None:
+    def _able(self, adapter: str | None) -> int:
+        """Return the set of those that serve and have an adapter, if one is named."""
+        return self._serving if adapter is None else self._with_adapter.get(adapter, 0)
+
+    def choose_holder(
+        self, digests: Iterable[Digest], cached: Container[Digest], *, adapter: str | None = None
+    ) -> RemoteWorker | None:
         """Choose the least busy worker that has all of these items, or most of them while the others are cached.
 
         Of several the first that serves. None if there is none.
         """
-        able, holders = self._serving, []
+        able, holders = self._able(adapter), []
         for digest in digests:
             workers = self._directory.announced.get(digest)
             holders.append(workers)
@@ -276,7 +297,8 @@ class Fleet:
         if isinstance(error, WorkerLost) and lost in self._successors:
             busy.append(self._successors[lost])  # it is the same worker
         try:
-            other = self.choose((item.digest for item in submission.prompt.items), without=[lost, *busy])
+            digests = (item.digest for item in submission.prompt.items)
+            other = self.choose(digests, without=[lost, *busy], adapter=submission.adapter)
         except NotReady:
             raise error from None
         logger.warning("the request goes to another worker: %s", _FOR_CLIENTS.sub("", str(error)))
@@ -367,7 +389,20 @@ class Fleet:
         self._serving = self._set_of(self._admitted)
         self._serving_names = frozenset(worker.name for worker in self._admitted)
         self._paused = self._set_of(worker for worker in self._admitted if worker.is_paused)
+        self._review_adapters()
         self._changed.set()
+
+    def _review_adapters(self) -> None:
+        """Note who of those that serve has which adapter."""
+        adapters: dict[str, Adapter] = {}
+        sets: dict[str, int] = {}
+        for worker in self._admitted:
+            for adapter in worker.adapters:
+                name = adapter.name
+                if adapters.setdefault(name, adapter).content != adapter.content:
+                    logger.warning("the worker at %s has other weights for the adapter %r", worker.name, name)
+                sets[name] = sets.get(name, 0) | 1 << self._numbers[worker]
+        self.adapters, self._with_adapter = adapters, sets
 
     def _reason_against(self, contract: Contract) -> Difference | None:
         if (other := cell_difference(self._cell, contract)) is not None:

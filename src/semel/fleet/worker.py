@@ -15,8 +15,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
 from typing import Final
 
+from msgspec import UNSET
+
 from semel.cache import SharedCache
-from semel.core import Contract, Digest, Feature, FeatureInfo, Submission
+from semel.core import Adapter, Contract, Digest, Feature, FeatureInfo, Submission
 from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fleet.compatibility import RefusalReason, first_difference
 from semel.fleet.lending import Lending
@@ -27,7 +29,7 @@ from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter, metrics
 from semel.wire.events import Closed, Event, Reset
 from semel.wire.keys import TransportKeys
-from semel.wire.messages import Abort, Accepted, Delta, Draining, Failed, Forget, Need, Pooled, Resume, Status
+from semel.wire.messages import Abort, Accepted, Adapters, Delta, Draining, Failed, Forget, Need, Pooled, Resume, Status
 from semel.wire.translation import to_announcement, to_submit
 from semel.wire.zmq import Connected, FrontendLink, LinkSession
 
@@ -78,6 +80,7 @@ class RemoteWorker:
         self._session: LinkSession | None = None  # that of the ledger, from the event of its opening to that of its end
         self._was_hung = False
         self.is_paused = False  # its engine makes no steps on purpose: what is submitted waits there
+        self.adapters: tuple[Adapter, ...] = ()  # that its engine has
         self._forgetting: asyncio.TimerHandle | None = None  # until then a lost worker may come back, and go on
         self.on_change: Callable[[], None] = lambda: None  # called at once whenever the worker comes or goes
         self.on_load: Callable[[], None] = lambda: None  # called whenever its load may have changed
@@ -279,6 +282,8 @@ class RemoteWorker:
                 self._on_answer(event)
             case Pooled():
                 self._on_delta(event)
+            case Adapters():
+                self._take_adapters(event.adapters)
             case Forget():
                 if self._on_forget is not None:
                     self._on_forget()
@@ -298,6 +303,7 @@ class RemoteWorker:
         if not self._link.newest_only:  # else it is lent to over the older link, until this one takes over
             await self._lending.begin()
         self._last_loss = ""
+        self.adapters = () if (adapters := connected.contract.adapters) is UNSET else adapters
         self._become(connected.contract, "")
 
     def _take_status(self, status: Status) -> None:
@@ -309,6 +315,11 @@ class RemoteWorker:
         self.on_load()
         if not status.more:
             self._settled.set()
+
+    def _take_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        if adapters != self.adapters:
+            self.adapters = adapters
+            self.on_change()
 
     def _resume(self) -> Resume | None:
         """Return what the link says of the last session when it opens another."""

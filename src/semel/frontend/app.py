@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version as installed_version
-from typing import Final, Literal
+from typing import Final, Literal, NotRequired
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -65,10 +65,15 @@ class Model(TypedDict):
     created: int
     owned_by: Literal["semel"]
     max_model_len: int
+    root: NotRequired[str]
+    """Of an adapter: what it was loaded from."""
+
+    parent: NotRequired[str]
+    """Of an adapter: the model that it is for."""
 
 
 class ModelList(TypedDict):
-    """The models that are served: there is one."""
+    """The model that is served, under each of its names, and its adapters."""
 
     object: Literal["list"]
     data: list[Model]
@@ -191,13 +196,15 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
         return json_response(body)
 
     async def models(_: Request) -> Response:
-        """The model that is served."""
+        """The model that is served, and its adapters."""
         serving = service.serving()
         limit, created = serving.contract.max_tokens, service.started
         listed: list[Model] = [
             {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": limit}
             for name in serving.names
         ]
+        for name, one in serving.fleet.adapters.items():
+            listed.append({**listed[0], "id": name, "root": one.root, "parent": one.parent})
         body: ModelList = {"object": "list", "data": listed}
         return json_response(body)
 

@@ -111,12 +111,12 @@ async def submit_request(
         media_bytes = sum(media.nbytes for media in parsed_request.media.values())
         is_named = any(isinstance(media, MediaFile) for media in parsed_request.media.values())
         serving.check_items(parsed_request.items)
-        with serving.fleet.preparing(parsed_request.media, prefix=prefix) as worker:
+        with serving.fleet.preparing(parsed_request.media, prefix=prefix, adapter=serving.adapter) as worker:
             rendered = await serving.pipeline.render(parsed_request, worker.holding)
     else:  # nobody holds anything of it: the worker is chosen when it is submitted
         media_bytes, is_named = 0, False
         rendered = await serving.pipeline.render(parsed_request)
-        worker = serving.fleet.choose((), prefix=prefix)
+        worker = serving.fleet.choose((), prefix=prefix, adapter=serving.adapter)
     prompt, salt = rendered.prompt, tenant.prefix_salt
     serving.check_length(len(prompt.token_ids))
     submission = Submission(request_id, prompt, rendered.features, sampling, salt, parsing=parsing, priority=priority)
@@ -154,6 +154,8 @@ async def submit(
     """
     span = current_span()
     observed = Observed.begin(span, submission, serving.model) if span.is_recording() else None
+    if serving.adapter is not None:
+        submission = replace(submission, adapter=serving.adapter)
     if (trace := span_trace(span)) is not None:
         submission = replace(submission, trace=trace)
     watch = Stopwatch(serving.pipeline.timings)

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NoReturn, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, NoReturn, Protocol, Self
 from weakref import WeakValueDictionary
 
 from msgspec import UNSET
@@ -79,21 +79,28 @@ class ServedModel:
     contract: Contract
     pipeline: Pipeline
 
+    adapter: str | None = None
+    """The adapter that a request names."""
+
     @property
     def model(self) -> str:
-        """The name that clients know the model by."""
-        return self.contract.model
+        """The name that clients know the model by, or the adapter that they named."""
+        return self.adapter or self.contract.model
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that clients may call the model by; the first is the one in responses."""
-        return self.model, *self.contract.aliases
+        return self.contract.model, *self.contract.aliases
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a request for a model that is not served."""
-        if name is not None and name != self.contract.model and name not in self.names:
-            served = ", ".join(map(repr, self.names)) + (" are" if self.contract.aliases else " is")
-            raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {served}")
+    def named(self, name: str | None) -> Self:
+        """Return this for the model or adapter that a request names, or refuse the request if it is not served."""
+        if name is None or name == self.contract.model or name in self.contract.aliases:
+            return self
+        if name in self.fleet.adapters:
+            return replace(self, adapter=name)
+        served = ", ".join(map(repr, (*self.names, *self.fleet.adapters)))
+        verb = " is" if served == repr(self.contract.model) else " are"
+        raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {excerpt(served)}{verb}")
 
     def check_length(self, tokens: int) -> None:
         """Refuse a prompt that is empty, or so long that it would hold up the link for all others."""

@@ -7,6 +7,8 @@ found by their digests. A document that was only named is read once a page is mi
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -65,19 +67,29 @@ class Documents:
         """Return each source, or the pages of the document that it is. `remembers`: whether counts are remembered."""
         opened: dict[str, _Opened] = {}
         sent: dict[Digest, Media] = {}
+        counted: dict[Digest, tuple[Media | MediaFile, int]] = {}
+        counting: defaultdict[Digest, asyncio.Lock] = defaultdict(asyncio.Lock)
         identity, group = identity_of("image"), object()
+
+        async def count(document: Media | MediaFile, content: Digest) -> tuple[Media | MediaFile, int]:
+            reference = identity.digest(_COUNT + content)
+            if (pages := names.pages(tenant, reference)) is None:
+                document = await read(document) if isinstance(document, MediaFile) else document
+                pages = await self._count(document, group, tenant)
+            if remembers:
+                names.remember_pages(tenant, reference, pages)
+            return document, pages
 
         async def open_one(source: Document) -> None:
             try:
                 document, content = await self._identify(source, tenant, key)
                 if isinstance(document, Media):  # one that is there twice is held, and charged, once
                     document = sent.setdefault(content, document)
-                reference = identity.digest(_COUNT + content)
-                if (pages := names.pages(tenant, reference)) is None:
-                    document = await read(document) if isinstance(document, MediaFile) else document
-                    pages = await self._count(document, group, tenant)
-                if remembers:
-                    names.remember_pages(tenant, reference, pages)
+                async with counting[content]:  # and read and counted once
+                    if content not in counted:
+                        counted[content] = await count(document, content)
+                    of_all, pages = counted[content]
+                document = document if isinstance(document, Media) else of_all
                 opened[source.where] = _Opened(document, content, *self._choose(source, pages))
             except RequestError as error:
                 raise error.at(source.where) from None

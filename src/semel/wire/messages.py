@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from semel.core import AnswerParsing, Contract, Digest, Modality, Origin, Trace
+from semel.core import MAX_ADAPTER_NAME_CHARS, Adapter, AnswerParsing, Contract, Digest, Modality, Origin, Trace
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "SEGMENT_BYTES",
     "Abort",
     "Accepted",
+    "Adapters",
     "Bye",
     "Challenge",
     "Chunk",
@@ -58,7 +59,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 9
+PROTOCOL: Final = 10
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -177,6 +178,9 @@ class Submit(Struct, frozen=True, array_like=True, tag=26):
 
     client_features: Annotated[tuple[Digest, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Items whose tensors the client sent, for the worker to count."""
+
+    adapter: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_NAME_CHARS)] | None = None
+    """The adapter that answers."""
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=21):
@@ -373,10 +377,16 @@ class Forget(Struct, frozen=True, array_like=True, tag=48):
     """Worker: an operator has reset it; drop the cached features."""
 
 
+class Adapters(Struct, frozen=True, array_like=True, tag=51):
+    """Worker: all adapters that its engine has now, instead of those in its contract."""
+
+    adapters: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_ITEMS)]
+
+
 ToWorker = Submit | Lend | Abort | Drain
 """The messages that a frontend may send."""
 
-ToFrontend = Accepted | Delta | Pooled | Failed | Draining | Status | Need | Forget
+ToFrontend = Accepted | Delta | Pooled | Failed | Draining | Status | Need | Forget | Adapters
 """The messages that a worker may send."""
 
 FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Lend | Drain | Heartbeat | Credit | Bye
@@ -392,6 +402,7 @@ WorkerMessage = (
     | Status
     | Need
     | Forget
+    | Adapters
     | Heartbeat
     | Credit
     | Bye

@@ -73,6 +73,7 @@ def to_submit(submission: Submission, payloads: Iterable[Digest] = ()) -> Submit
         submission.priority,
         submission.trace,
         tuple(sorted(submission.client_features)),
+        submission.adapter,
     )
 
 
@@ -90,6 +91,7 @@ def to_submission(
         priority=submit.priority,
         trace=trace,
         client_features=frozenset(submit.client_features),
+        adapter=submit.adapter,
     )
 
 

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from semel.core import MIN_KEY_CHARS, Contract, is_key
+from semel.engine import EngineAdapters
 from semel.errors import (
     ConfigError,
     EngineDead,
@@ -42,6 +43,7 @@ from semel.web.errors import error_response, http_error_response
 from semel.web.openapi import JSON, TEXT, Codes, Schema, answer, document, refusals, shape, told_codes
 from semel.web.responses import Readiness, json_response
 from semel.web.server import operator_routes
+from semel.worker.adapter_routes import adapter_operations, adapter_routes
 from semel.worker.body import read_body
 from semel.worker.control_routes import Control, control_operations, control_routes
 from semel.worker.injection import Count, Injectable, inject
@@ -77,8 +79,8 @@ class Reset(TypedDict):
     reset: Literal[True]
 
 
-def admin_document(*, has_control: bool = False) -> dict[str, Any]:
-    """Return what can be asked for, and what is answered; with vLLM's routes for RL if they are served."""
+def admin_document(*, has_control: bool = False, has_adapters: bool = False) -> dict[str, Any]:
+    """Return what can be asked for, and what is answered; with vLLM's routes for RL and adapters if they are served."""
     file: Schema = {"type": "string", "format": "binary"}
     body = {"required": True, "content": {kind: {"schema": file} for kind in CONTENT_TYPES}}
     guarded = _ERRORS.keys() - {400, 413, 415}
@@ -97,6 +99,7 @@ def admin_document(*, has_control: bool = False) -> dict[str, Any]:
         },
         "/v1/mm_cache/reset": {"post": _operation("Forget all features.", {JSON: shape(Reset)}, guarded)},
         **(control_operations() if has_control else {}),
+        **(adapter_operations() if has_adapters else {}),
     }
     return document("semel worker", paths, codes=_ERRORS, key=_KEY)
 
@@ -148,6 +151,7 @@ def create_admin_app(
     reset: Callable[[], Awaitable[None]],
     reason: Callable[[], str] = str,
     control: Control | None = None,
+    adapters: EngineAdapters | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     idle_s: float = 30.0,
     turn_s: float = 60.0,
@@ -155,7 +159,7 @@ def create_admin_app(
     """Return the HTTP application. Without a `key` nothing can be changed through it; `reset` clears both sides (D5).
 
     `reason` says why the worker takes no requests, and nothing if it does. With a `control` vLLM's routes for RL are
-    served. A client that does not come over loopback
+    served, with `adapters` those that load and unload them. A client that does not come over loopback
     finds metrics and probes, and nothing else: features and the key do not go over a network in the clear. A body may
     pause for `idle_s`, and a request that comes while another body is taken in waits for `turn_s`.
     """
@@ -172,7 +176,7 @@ def create_admin_app(
 
     async def tell_routes(request: Request) -> Response:
         _check_loopback(request)
-        return json_response(admin_document(has_control=control is not None))
+        return json_response(admin_document(has_control=control is not None, has_adapters=adapters is not None))
 
     def guarded(action: str, handler: Callable[[Request], Awaitable[Response]]) -> Any:
         return _guarded(action, key, handler)
@@ -185,6 +189,7 @@ def create_admin_app(
             Route("/v1/mm_cache/inject", guarded("inject", intake.inject), methods=["POST"]),
             Route("/v1/mm_cache/reset", guarded("reset", reset_caches), methods=["POST"]),
             *(() if control is None else control_routes(control, guarded)),
+            *(() if adapters is None else adapter_routes(adapters, guarded)),
         ],
         exception_handlers={SemelError: _on_error, HTTPException: _on_http_error, Exception: _on_surprise},
     )

@@ -24,6 +24,8 @@ class WorkerControl:
     def __init__(self, engine: EngineControl, worker: Worker) -> None:
         self.engine = engine
         self._worker = worker
+        self._pauses = 0
+        """Pauses that are being asked for: the frontends hear of one before it has begun."""
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """Pause the engine. With `abort` also the requests end that wait for it."""
@@ -32,8 +34,8 @@ class WorkerControl:
 
     async def resume(self) -> None:
         """Let the engine go on."""
-        await self.engine.resume()
-        await self._tell_state()
+        async with self._reporting():
+            await self.engine.resume()
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """Let the engine sleep."""
@@ -42,25 +44,20 @@ class WorkerControl:
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """Wake it up; returns whether it goes on."""
-        is_awake = await self.engine.wake_up(tags)
-        await self._tell_state()
-        return is_awake
+        async with self._reporting():
+            return await self.engine.wake_up(tags)
 
     async def update_weights(self, step: WeightUpdate, info: Any = None) -> None:
         """Do a step of a transfer of weights, during which the engine is paused."""
-        try:
+        async with self._reporting():
             await self.engine.update_weights(step, info)
-        finally:
-            await asyncio.shield(self._tell_state())
 
     async def collective_rpc(
         self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float | None
     ) -> list[Any]:
         """Call an allowed method of all worker processes. One that changes weights and fails leaves a pause."""
-        try:
+        async with self._reporting():
             return await self.engine.collective_rpc(method, args, kwargs, timeout_s)
-        finally:
-            await asyncio.shield(self._tell_state())
 
     async def abort_requests(self, request_ids: Collection[str]) -> int:
         """End these requests, or all of them if none is named. Returns their number."""
@@ -73,15 +70,24 @@ class WorkerControl:
     @asynccontextmanager
     async def _pausing(self, mode: PauseMode) -> AsyncIterator[None]:
         """Tell the frontends of a pause that begins inside, and end the requests that wait for it to end with it."""
+        self._pauses += 1
         self._worker.set_paused(True)
         if mode == "abort":
             self._worker.abort_waiting(self._worker.request_ids())
+        async with self._reporting():
+            try:
+                yield
+            finally:
+                self._pauses -= 1
+
+    @asynccontextmanager
+    async def _reporting(self) -> AsyncIterator[None]:
+        """Tell the frontends at the end whether the engine is paused now, or will be at once."""
         try:
             yield
-        except BaseException:
+        finally:
             await asyncio.shield(self._tell_state())
-            raise
 
     async def _tell_state(self) -> None:
-        """Tell the frontends whether the engine is paused now."""
-        self._worker.set_paused(await self.engine.is_paused() or await self.engine.is_sleeping())
+        is_paused = await self.engine.is_paused() or await self.engine.is_sleeping()  # answers keep their order
+        self._worker.set_paused(bool(self._pauses) or is_paused)

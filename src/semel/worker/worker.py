@@ -14,9 +14,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from semel.aio import in_slices
 from semel.cache import Borrower
@@ -39,7 +40,19 @@ from semel.telemetry.meter import Sample
 from semel.telemetry.request_context import current_span, spanning, tell_fault
 from semel.telemetry.spans import NO_TRACING, Tracing, span_trace
 from semel.wire.events import Admitted, Arrived, Closed, Event, Reset
-from semel.wire.messages import Abort, Accepted, Drain, Draining, Failed, Forget, Lend, Need, Submit, ToFrontend
+from semel.wire.messages import (
+    Abort,
+    Accepted,
+    Adapters,
+    Drain,
+    Draining,
+    Failed,
+    Forget,
+    Lend,
+    Need,
+    Submit,
+    ToFrontend,
+)
 from semel.wire.outputs import to_delta, to_deltas
 from semel.wire.zmq import Peer, WorkerListener
 from semel.worker.assembling import assemble, borrow
@@ -155,6 +168,12 @@ class Worker:
         self._publisher.publish()
         self._listener.broadcast(Forget())
 
+    def tell_adapters(self) -> None:
+        """Tell frontends which adapters the engine has now."""
+        adapters = self._engine.contract.adapters
+        self._listener.contract = replace(self._listener.contract, adapters=adapters)
+        self._listener.broadcast(Adapters(() if adapters is UNSET else adapters))
+
     def set_paused(self, is_paused: bool) -> None:
         """Tell frontends whether the engine makes no steps on purpose: others get the next requests, if there are any.
 
@@ -233,6 +252,8 @@ class Worker:
 
     def _admit(self, peer: Peer, known: int | None) -> None:
         self._frontends[peer] = {}
+        if (adapters := self._engine.contract.adapters) is not UNSET:
+            self._send(peer, Adapters(adapters))  # those in the contract may have changed during the handshake
         self._publisher.join(peer, known)
         logger.info("frontend %s connected", peer.frontend_id)
         if self._draining:

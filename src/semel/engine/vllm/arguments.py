@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
+from semel.engine.vllm.adapters import check_adapters
 from semel.engine.vllm.compat.internals import (
     ENCODER_CACHE,
     GUARDED_WORKER,
@@ -36,6 +37,7 @@ __all__ = [
     "engine_help",
     "parse_engine_flags",
     "plug_in",
+    "take_adapter_flags",
     "take_parser_flags",
 ]
 
@@ -63,6 +65,18 @@ def take_parser_flags(flags: Sequence[str]) -> tuple[ParserFlags, list[str]]:
     if parsers.enable_auto_tool_choice and not parsers.tool_call_parser:
         raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser: name the parser of the model's calls")
     return parsers, others
+
+
+def take_adapter_flags(flags: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """Split off `--lora-modules`, which is not the engine's but its server's; vLLM's own code reads its values."""
+    if not any(flag.replace("_", "-").startswith("--lora-modules") for flag in flags):
+        return [], list(flags)
+    from vllm.entrypoints.launchers.cli_args import LoRAParserAction
+
+    parser = _Flags(add_help=False, allow_abbrev=False)
+    parser.add_argument("--lora-modules", "--lora_modules", nargs="+", action=LoRAParserAction)
+    found, others = parser.parse_known_args(list(flags))
+    return found.lora_modules or [], others
 
 
 class _Flags(argparse.ArgumentParser):
@@ -148,6 +162,7 @@ def create_config(arguments: Any) -> Any:
     if config.model_config.runner_type == "pooling":
         check_pooling(config.model_config)
     check_encoder_cache(config)
+    check_adapters(config)
     settle_tier(config)
     return config
 

@@ -7,13 +7,16 @@ other workers any more from before the first change on: their names there are th
 
 While weights are loaded, vLLM's layers have none, and a step would end the engine. So the engine is held between the
 first and the last call of a transfer, and after a change that failed until one succeeds or its operator resumes it.
+
+Calls follow one another, each until the engine core has done it. A pause that waits for requests holds up only changes
+of weights and sleep: whatever ends its wait overtakes it, so another pause may hurry it, and a resume ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +39,8 @@ RPC_METHODS: Final[Mapping[str, bool]] = {
 _DISCARDS_WEIGHTS: Final = 2
 """The level of sleep after which weights have to be loaded again."""
 
+_RESUMED: Final = "the engine was resumed while this waited for its requests to end"
+
 logger = logging.getLogger(__name__)
 
 
@@ -46,38 +51,33 @@ class VllmControl:
         self._llm = llm
         self._caches = caches
         self._tier = tier
-        self._changes = asyncio.Lock()
-        """Held while weights change, and by whatever lets the engine go on."""
-        self._pauses = 0
-        """Pauses that have not begun yet: they wait for running requests."""
-        self._settled = asyncio.Event()
+        self._order = asyncio.Lock()
+        self._pausing: set[asyncio.Task[None]] = set()
+        """Pauses that the engine core has begun, and that wait for running requests."""
         self._has_paused = False
         """True if a change of weights has paused the engine."""
         self._is_transferring = False
+        self._lacks_weights = False
+        """True within a change of weights, in a transfer, and after one of them failed."""
+        self._failures = 0
+        """Changes of weights that failed."""
+        self._is_asleep = False
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         """Let the engine make no more steps: `abort` its requests, `wait` until they have ended, or `keep` them."""
-        self._pauses += 1
-        self._settled.clear()
-        try:
-            with _refusals("pause"):
-                await self._llm.pause_generation(mode=mode, clear_cache=False)  # it would forget the items
-            self._has_paused = False  # whoever pauses resumes
-        finally:
-            self._pauses -= 1
-            if not self._pauses:
-                self._settled.set()
-        if clear_cache and mode != "keep":
-            with _refusals("pause"):
+        with _refusals("pause"):
+            await self._pause(mode)
+            if clear_cache and mode != "keep":
                 await asyncio.shield(self._caches.forget_outputs())
 
     async def resume(self) -> None:
         """Let the engine go on; not in the middle of a transfer of weights."""
-        async with self._changes:
-            self._check_no_transfer()
-            with _refusals("resume"):
+        with _refusals("resume"):
+            async with self._letting_go():
+                if self._is_asleep:
+                    raise InvalidRequest("the engine sleeps: call /wake_up")
                 await self._llm.resume_generation()
-            self._has_paused = False
+                self._note_resumed()
 
     async def is_paused(self) -> bool:
         """Return whether the engine makes no steps."""
@@ -86,19 +86,25 @@ class VllmControl:
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """Pause (0), and move the weights to the host's memory (1) or discard them (2)."""
-        if level >= _DISCARDS_WEIGHTS:
-            self._note_new_weights()
         with _refusals("sleep"):
-            await asyncio.shield(self._caches.sleep(level, mode))
-        self._has_paused = False
+            await self._pause(mode)
+            async with self._alone():
+                if not await self._llm.is_paused():
+                    raise InvalidRequest(_RESUMED)
+                if level >= _DISCARDS_WEIGHTS:
+                    self._note_new_weights()
+                self._is_asleep |= level > 0
+                await asyncio.shield(self._caches.sleep(level, "keep"))  # what is to end has ended
 
     async def wake_up(self, tags: Sequence[str] | None) -> bool:
-        """Take the memory with these tags back, or all; returns whether the engine goes on."""
-        async with self._changes:
-            if tags is None or list(tags) != ["weights"]:  # vLLM resumes when all is awake
-                self._check_no_transfer()
-            with _refusals("wake_up"):
-                return bool(await self._llm.wake_up(None if tags is None else list(tags)))
+        """Take the memory with these tags back, or all; returns whether the engine goes on, as it does with all."""
+        with _refusals("wake_up"):
+            async with self._letting_go():
+                is_awake = bool(await self._llm.wake_up(None if tags is None else list(tags)))
+                if is_awake:
+                    self._is_asleep = False
+                    self._note_resumed()
+                return is_awake
 
     async def is_sleeping(self) -> bool:
         """Return whether the engine sleeps at any level, 0 included."""
@@ -108,7 +114,8 @@ class VllmControl:
     async def release_kv_cache_memory(self) -> None:
         """Give the memory of the KV cache back."""
         with _refusals("release_kv_cache_memory"):
-            await asyncio.shield(self._caches.release_kv_cache_memory())
+            async with self._alone():
+                await asyncio.shield(self._caches.release_kv_cache_memory())
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End requests as they are; their answers say `abort`."""
@@ -126,16 +133,22 @@ class VllmControl:
                     await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
                 case "shutdown_weight_transfer_engine":
                     await llm.shutdown_weight_transfer_engine()
-                case "start_weight_update":
-                    await self._begin(llm.start_weight_update)
-                case "start_draft_weight_update":
-                    await self._begin(llm.start_draft_weight_update)
+                case "start_weight_update" | "start_draft_weight_update":
+                    async with self._changing() as was_running:
+                        try:
+                            await getattr(llm, step)()
+                        except BaseException:
+                            if was_running:  # it has changed nothing
+                                self._lacks_weights = False
+                                await asyncio.shield(self._let_go())
+                            raise
+                        self._is_transferring = True
                 case "update_weights":
                     request = WeightTransferUpdateRequest(update_info=info)
-                    async with self._transferring(), self._changing(is_last=False):
+                    async with self._changing(in_transfer=True):
                         await llm.update_weights(request)
                 case "finish_weight_update":
-                    async with self._transferring(), self._changing():
+                    async with self._changing(in_transfer=True):
                         await llm.finish_weight_update(info)
                         self._is_transferring = False
 
@@ -193,43 +206,75 @@ class VllmControl:
         with _refusals("reset_encoder_cache"):
             await asyncio.shield(self._caches.forget_outputs())
 
-    async def _begin(self, start: Callable[[], Awaitable[None]]) -> None:
-        """Begin a transfer. If that fails, nothing was changed."""
-        try:
-            async with self._changing(is_last=False):
-                await start()
-                self._is_transferring = True
-        except BaseException:
-            if not self._is_transferring:
-                await asyncio.shield(self._let_go())
-            raise
+    async def _pause(self, mode: PauseMode) -> None:
+        """Pause, and return when no step is made any more. Others have their turn as soon as the engine core knows."""
+        async with self._order:
+            if mode == "wait" and (self._lacks_weights or self._is_asleep):
+                raise InvalidRequest("mode: no request can end before the engine has its weights; use abort or keep")
+            self._has_paused = False  # whoever pauses resumes
+            pausing = asyncio.create_task(self._llm.pause_generation(mode=mode, clear_cache=False))  # items stay
+            self._pausing.add(pausing)
+            pausing.add_done_callback(self._pausing.discard)
+            await asyncio.sleep(0)  # it is sent now
+            await self._llm.is_paused()  # the engine core takes calls in their order
+        await asyncio.wait({pausing})
+        if pausing.cancelled():
+            raise InvalidRequest(_RESUMED)
+        pausing.result()
 
     @asynccontextmanager
-    async def _transferring(self) -> AsyncIterator[None]:
-        """Do a step of a transfer inside; if it fails, vLLM has given the transfer up."""
-        if not self._is_transferring:
-            raise InvalidRequest("no transfer of weights has begun: call /start_weight_update first")
-        try:
+    async def _letting_go(self) -> AsyncIterator[None]:
+        """Let the engine go on inside, but not in a transfer, nor after a change that failed while this waited."""
+        failures = self._failures
+        async with self._order:
+            if self._is_transferring:
+                raise InvalidRequest("weights are being transferred: call /finish_weight_update first")
+            if self._failures != failures:
+                raise InvalidRequest("an update of the weights has failed meanwhile: give the engine others")
             yield
-        except BaseException:
-            self._is_transferring = False
-            raise
+
+    def _note_resumed(self) -> None:
+        """End the pauses that still wait: vLLM would answer them when no request runs, which may be never."""
+        self._has_paused = self._lacks_weights = False
+        for pausing in self._pausing:
+            pausing.cancel()
 
     @asynccontextmanager
-    async def _changing(self, *, is_last: bool = True) -> AsyncIterator[None]:
-        """Change weights inside, between two steps: nothing of before is used after it, also if it fails halfway."""
-        while self._pauses:
-            await self._settled.wait()
-        async with self._changes:
+    async def _alone(self) -> AsyncIterator[None]:
+        """Have the engine for oneself inside, when no pause waits for requests."""
+        while True:
+            async with self._order:
+                if not (pausing := set(self._pausing)):
+                    yield
+                    return
+            await asyncio.wait(pausing)
+
+    @asynccontextmanager
+    async def _changing(self, *, in_transfer: bool = False) -> AsyncIterator[bool]:
+        """Change weights inside, between two steps: nothing of before is used after it, also if it fails halfway.
+
+        Yields whether the engine was running before.
+        """
+        async with self._alone():
+            if in_transfer and not self._is_transferring:
+                raise InvalidRequest("no transfer of weights has begun: call /start_weight_update first")
             self._note_new_weights()
-            if not await self._llm.is_paused():
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
+            was_running = not await self._llm.is_paused()
+            if was_running:
                 self._has_paused = True
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+            self._lacks_weights = True
             try:
-                yield
+                yield was_running
+            except BaseException:
+                self._failures += 1
+                if in_transfer:
+                    self._is_transferring = False  # vLLM has given it up
+                raise
             finally:
                 await asyncio.shield(self._caches.forget_outputs())
-            if is_last:
+            if not self._is_transferring:
+                self._lacks_weights = False
                 await asyncio.shield(self._let_go())
 
     async def _let_go(self) -> None:
@@ -237,10 +282,6 @@ class VllmControl:
         if self._has_paused:
             await self._llm.resume_generation()
             self._has_paused = False
-
-    def _check_no_transfer(self) -> None:
-        if self._is_transferring:
-            raise InvalidRequest("weights are being transferred: call /finish_weight_update first")
 
     def _note_new_weights(self) -> None:
         if self._tier is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self
@@ -23,6 +23,7 @@ from msgspec import UNSET
 from semel.core import Contract, Digest, Feature, FeatureInfo, Modality, Submission
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
+from semel.engine.vllm.adapters import VllmAdapters
 from semel.engine.vllm.arguments import configuration_refusals, create_config
 from semel.engine.vllm.caches import EngineCaches
 from semel.engine.vllm.compat.internals import skip_grammar_checks
@@ -50,7 +51,7 @@ from semel.engine.vllm.requests.stream import VllmStream, failures
 from semel.engine.vllm.tier.host import HostTier
 from semel.engine.vllm.tier.prefetch_params import set_prefetched
 from semel.engine.vllm.warmup import SHORT_PROMPT, Warmup
-from semel.errors import FeatureRejected, RequestError
+from semel.errors import ConfigError, FeatureRejected, ModelNotFound, RequestError
 from semel.fairness.turns import EngineWindow
 from semel.processing import find_folder
 from semel.processing.processor import ProcessorKind, load_processor
@@ -95,6 +96,11 @@ class VllmEngine:
         self._caches = EngineCaches(llm, item_cache, model, self._order)
         self._tier = tier
         self.control = VllmControl(llm, self._caches, tier)
+        self.adapters = None
+        if llm.vllm_config.lora_config is not None:
+            self.adapters = VllmAdapters(llm, (contract.model, *contract.aliases))
+            self.adapters.watchers.append(self._note_adapters)
+            self._note_adapters()
         self.capabilities = UNTESTED
         if tier is not None:
             tier.fence = llm.is_sleeping
@@ -214,6 +220,13 @@ class VllmEngine:
         if self.capabilities["embedding_store"] == "off":
             self._tier = None
 
+    async def load_adapters(self, modules: Sequence[Any]) -> None:
+        """Load the adapters of the command line, which are vLLM's `LoRAModulePath`."""
+        if self.adapters is not None:
+            await self.adapters.load_modules(modules)
+        elif modules:
+            raise ConfigError("--lora-modules needs --enable-lora")
+
     def holds(self, digest: Digest) -> bool:
         """Return whether vLLM's item cache holds the item."""
         return digest in self._items
@@ -253,6 +266,8 @@ class VllmEngine:
             "priority": submission.priority,
             **({} if reader is None else reader.engine),
         }
+        if submission.adapter is not None:
+            options["lora_request"] = self._adapter(submission.adapter)
         with failures():
             collector, admission = await self._intake.add(submission, built, params, options)
         if admission.queries:
@@ -313,6 +328,16 @@ class VllmEngine:
             if llm.output_handler is not None and not llm.output_processor.has_unfinished_requests():
                 llm.output_handler.cancel()  # or it takes processes that end slowly for dead ones, and logs that
             await asyncio.to_thread(llm.shutdown)
+
+    def _note_adapters(self) -> None:
+        if self.adapters is not None:
+            self._contract = self._builder.contract = replace(self._contract, adapters=self.adapters.loaded)
+
+    def _adapter(self, name: str) -> Any:
+        """Return vLLM's request for an adapter."""
+        if self.adapters is None:
+            raise ModelNotFound.of("model", "the worker takes no adapters (--enable-lora)")
+        return self.adapters.request(name)
 
     async def _describe_pooling(self) -> None:
         """Put into the contract what the model pools: its engine core says so only when it runs."""

@@ -60,7 +60,7 @@ class ChatLike(Protocol):
 _T = TypeVar("_T", bound=_Addressed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One call of a route, without its body."""
 
@@ -81,8 +81,8 @@ class Call:
         return self.client_id or named or self.request_id
 
     def admit(self, parsed: _T) -> _T:
-        """Refuse a request for another model, and a priority that its tenant may not set."""
-        self.serving.check_model(parsed.model)
+        """Take the adapter that a request names. Refuses another model, and a priority that its tenant may not set."""
+        self.serving = self.serving.named(parsed.model)
         self.state.check_priority(getattr(parsed, "priority", 0), self.tenant)
         return parsed
 

@@ -208,11 +208,11 @@ def _worker_for(
     named = {one.item.digest: one.is_own for one in placed if one.feature is None}
     if not named:
         prefix = ConversationPrefix.of_prompt(token_ids).key((), tenant)
-        return serving.fleet.choose((one.item.digest for one in placed), prefix=prefix)
+        return serving.fleet.choose((one.item.digest for one in placed), prefix=prefix, adapter=serving.adapter)
     info = serving.fleet.holding
     if unknown := [digest for digest, is_own in named.items() if not is_own or info(digest) is None]:
         raise _unknown(unknown)
-    worker = serving.fleet.choose_holder(named, serving.pipeline.cache)
+    worker = serving.fleet.choose_holder(named, serving.pipeline.cache, adapter=serving.adapter)
     if worker is None:  # each item is on some worker, but no worker can have all of them
         raise _unknown(named)
     return worker

@@ -23,7 +23,7 @@ NOT_SUPPORTED: Final = "not_supported"
 _METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
 _CLASSIFY: Final = "use /classify of a model that is served with --runner pooling"
-_LORA: Final = "adapters cannot be loaded; serve the merged model"
+_LORA: Final = "send it to each worker's --admin-port, with its admin key"
 _DERENDER: Final = "use /v1/chat/completions, which answers in text, or /detokenize"
 
 UNSUPPORTED: Final[Mapping[str, str]] = {

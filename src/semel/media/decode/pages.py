@@ -117,12 +117,12 @@ def _render(data: bytes, page: Page, limits: DecodeLimits) -> Image.Image:
 
     with _opened(data) as (pdfium, document):
         width, height = _size(pdfium, document, page, limits)
+        stride = (3 * width + 3) & ~3
+        pixels = bytearray(stride * height)  # our own, or too little memory would end the process; no page is open yet
         handle = _load(pdfium, document, page)
         if pdfium.FPDF_GetFormType(document) and pdfium.FPDFPage_Flatten(handle, _DISPLAY) == _FLATTENED:
             pdfium.FPDF_ClosePage(handle)  # its fields are content now, but not of what was loaded
             handle = _load(pdfium, document, page)
-        stride = (3 * width + 3) & ~3
-        pixels = bytearray(stride * height)  # our own: too little memory is an error, and not the end of the process
         buffer = (ctypes.c_char * len(pixels)).from_buffer(pixels)
         bitmap = pdfium.FPDFBitmap_CreateEx(width, height, pdfium.FPDFBitmap_BGR, buffer, stride)
         flags = pdfium.FPDF_ANNOT | pdfium.FPDF_REVERSE_BYTE_ORDER | pdfium.FPDF_RENDER_LIMITEDIMAGECACHE

@@ -372,10 +372,11 @@ class Pool:
 
     async def _work(self, child: PoolProcess, job: Job[_T], tenant: WaitingTenant[Job[Any]]) -> None:
         began, cpu_s = perf_counter(), child.cpu_s
-        goes_on = False
+        goes_on = is_lost = False
         try:
             made = await self._make(child, job)
         except _ProcessLost as lost:
+            is_lost = True
             # The pipe of a dead process keeps its error, and that would keep the item's feature until it is collected.
             traceback.clear_frames(lost.__traceback__)
             if not (goes_on := self._try_again(job)):
@@ -397,6 +398,14 @@ class Pool:
             used_s = child.cpu_s - cpu_s if child.running else perf_counter() - began
             tenant.running -= 1
             tenant.used += max(0.0, used_s)
+            if not (child.running or is_lost):
+                tenant.lost += 1
+                child.on_replaced = partial(self._restore, tenant)
+
+    def _restore(self, tenant: WaitingTenant[Job[Any]]) -> None:
+        """Let a tenant have the turns again that it had not while a process was missing that its item had ended."""
+        tenant.lost -= 1
+        self._dispatch()
 
     def _try_again(self, job: Job[Any]) -> bool:
         """Let an item wait once more, for another process; whether it does."""

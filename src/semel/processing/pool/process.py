@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self
 
 from semel.aio import to_the_end
@@ -75,6 +75,8 @@ class PoolProcess:
         """What is around it, once it is loaded."""
         self.staging = staging
         """Where it writes what it has made; None if it sends it."""
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called once it has ended and another one is there."""
         self._process = process
         self._pipe = pipe
         self._max_payload_bytes = max_payload_bytes

@@ -127,7 +127,8 @@ class ProcessSet:
                 self.fork_server.count_crash()
             logger.warning("pool process %d ended with status %d; starting another", process.pid, status)
             await process.release()
-            process = await self._another()
+            ended, process = process, await self._another()
+            ended.on_replaced()
 
     async def _keep_spare(self) -> None:
         await self._keep(await self._another())

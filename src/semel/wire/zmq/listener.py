@@ -95,7 +95,9 @@ class WorkerListener:
         self._max_peers = max_peers
         self._warnings = LogLimit(_WARNING_S)
         self._keys = transport_keys(key, "worker")
-        self._contract = contract
+        self.contract = contract
+        """The one that frontends get which connect from now on."""
+
         self._limits = limits or Limits()
         self._deadlines = deadlines or Deadlines()
         self._random = random
@@ -277,7 +279,7 @@ class WorkerListener:
     def _new_session(self, door: str) -> Session:
         handshake = WorkerHandshake(
             keys=[one.link for one in self._keys.generations if door in {_ANY, one.link.id}],
-            contract=self._contract,
+            contract=self.contract,
             nonce=self._random.randbytes(NONCE_BYTES),
             incarnation=self.incarnation,
         )

@@ -71,6 +71,7 @@ _of = names_of
 NAMES: Final[tuple[Name, ...]] = (
     # Flags and configuration.
     *_of("entrypoints.launchers.cli_args", "", "the server's flags", "FrontendArgs", "make_arg_parser", since="0.32"),
+    *_of("entrypoints.launchers.cli_args", "", "adapters", "LoRAParserAction", since="0.32"),
     *_of("engine.arg_utils", "", "the engine's flags", "AsyncEngineArgs"),
     *_of(
         *("engine.arg_utils", "AsyncEngineArgs", "the engine's flags"),
@@ -139,6 +140,19 @@ NAMES: Final[tuple[Name, ...]] = (
     *_of("config.multimodal", "", "items that vLLM makes up", "ImageDummyOptions(width, height)"),
     *_of("config.multimodal", "", "items that vLLM makes up", "VideoDummyOptions(num_frames, width, height)"),
     *_of("config.multimodal", "", "items that vLLM makes up", "MultiModalDummyOptions"),
+    # Adapters.
+    *_of("v1.engine.async_llm", "AsyncLLM", "adapters", "add_lora(lora_request)", "remove_lora(lora_id)", since="0.32"),
+    *_of("v1.engine.async_llm", "AsyncLLM", "adapters", "add_request(lora_request)", since="0.32"),
+    *_of(
+        "lora.request",
+        "",
+        "adapters",
+        "LoRARequest(lora_name, lora_int_id, lora_path, is_3d_lora_weight)",
+        since="0.32",
+    ),
+    *_of("lora.utils", "", "adapters", "get_adapter_absolute_path(lora_path)", since="0.32"),
+    *_of("config.vllm", "VllmConfig", "adapters", "lora_config", since="0.32"),
+    *_of("config.lora", "LoRAConfig", "adapters", "enable_tower_connector_lora", "default_mm_loras", since="0.32"),
     # The engine.
     *_of("v1.engine.async_llm", "", "the engine", "AsyncLLM"),
     *_of("v1.engine.async_llm", "AsyncLLM", "what came for a request that the engine never got", "is_sleeping"),

@@ -15,7 +15,10 @@ __all__ = ["ENGINE_FLAGS", "FORMER_FLAGS", "SERVER_FLAGS", "Handling", "ServerFl
 Handling = Literal["taken", "mapped", "ignored", "refused"]
 Values = Literal["switch", "one", "several"]
 
-_NO_LORA: Final = "there are no LoRA adapters: merge the adapter into the model, and serve that"
+_NO_TOWER: Final = (
+    "semel shares encoder outputs between adapters, so these may change the language model only: leave it out, or "
+    "merge the adapter into the model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ SERVER_FLAGS: Final = (
     _take("--disable-uvicorn-access-log", "the same", "switch"),
     _take("--enable-auto-tool-choice", "the same", "switch", is_engines=True),
     _take("--tool-call-parser --tool-parser-plugin --tool-strict-level", "the same", is_engines=True),
+    _take("--lora-modules", "the same", "several", is_engines=True),
     _map("--h11-max-incomplete-event-size", "--max-head-bytes", "`--max-head-bytes`"),
     _map("--h11-max-header-count", "--max-head-fields", "`--max-head-fields`"),
     _ignore("--api-server-count -asc", "preprocessing runs in `--preprocessing-processes`; more `semel frontend` "
@@ -95,8 +99,6 @@ SERVER_FLAGS: Final = (
     _ignore("--enable-flash-late-interaction", "for scoring, which semel does not serve", "switch"),
     _ignore("--cohere-is-reasoning-model", "for /cohere/v2/chat, which semel does not serve", "switch"),
     _ignore("--cohere-format", "for `--tokenizer-mode cohere`, which semel refuses"),
-    _refuse("--lora-modules", _NO_LORA,
-             "several"),
     _refuse("--default-chat-template-kwargs", "send `chat_template_kwargs` with each request, or write the value "
              "into a template for `--chat-template`", default="{}"),
     _refuse("--response-role", "answers are the assistant's: leave it out", default="assistant"),
@@ -133,7 +135,8 @@ ENGINE_FLAGS: Final = (
         target="--workers",
         is_engines=True,
     ),
-    ServerFlag("refused", ("--enable-lora",), _NO_LORA, "switch", is_engines=True),
+    ServerFlag("refused", ("--enable-tower-connector-lora",), _NO_TOWER, "switch", is_engines=True),
+    ServerFlag("refused", ("--default-mm-loras",), "name the adapter as `model` in each request", is_engines=True),
 )
 """Flags of vLLM's engine that semel does not just pass on."""
 

@@ -67,7 +67,7 @@ class RequestIntake:
     async def _validated(self, submission: Submission, prompt: Any, params: Any, options: Mapping[str, Any]) -> Any:
         """Return the request as vLLM's engine core takes it, after vLLM's own checks, which leave no trace."""
         tasks = await self._llm.get_supported_tasks()
-        fields = {name: options[name] for name in ("trace_headers", "priority")}
+        fields = {name: options[name] for name in ("trace_headers", "priority", "lora_request") if name in options}
         check = self._llm.input_processor.process_inputs
         process = partial(check, submission.request_id, prompt, params, tasks, **fields)
         with refusals():

@@ -25,8 +25,8 @@ _BEGINNINGS: Final = {
     f"{_COLLECTIVE}start_draft_weight_update": "weights",
 }
 _ENDS: Final = {
-    "resume_scheduler": ("pause", "weights"),  # of an update that failed nobody says the end
-    "wake_up": ("sleep", "pause"),  # vLLM resumes then, whoever has paused
+    "resume_scheduler": ("sleep", "pause", "weights"),  # of an update that failed nobody says the end
+    "wake_up": ("sleep", "pause", "weights"),  # vLLM resumes then, whoever has paused
     f"{_COLLECTIVE}finish_weight_update": ("weights",),
 }
 _LONG: Final = frozenset(("add_lora", "release_kv_cache_memory", "save_sharded_state"))

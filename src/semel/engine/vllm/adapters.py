@@ -1,0 +1,170 @@
+"""The LoRA adapters of a running vLLM, known by their content.
+
+vLLM keeps prefixes by an adapter's name and path, and its weights by a number. Here a name goes to vLLM with a hash of
+the adapter's files, and each of these names has a number of its own: other weights under a known name are another
+adapter for vLLM, next to the one that running requests go on with, and the same weights are the same one wherever they
+lie.
+
+Encoder outputs are not kept apart: what adapters change is the language model (`check_adapters`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from blake3 import blake3
+
+from semel.core import MAX_ADAPTER_NAME_CHARS, Adapter
+from semel.engine.vllm.compat.names import to_release
+from semel.engine.vllm.compat.versions import TESTED, installed_version
+from semel.engine.vllm.requests.stream import failures
+from semel.errors import ConfigError, EngineFailed, InvalidRequest, ModelNotFound, SemelError
+
+__all__ = ["VllmAdapters", "check_adapters", "hash_adapter"]
+
+_SINCE: Final = "0.32"
+"""The first release with whose adapters semel was tested."""
+
+_HASH_BYTES: Final = 16
+_NAME_HEX: Final = 16
+
+logger = logging.getLogger(__name__)
+
+
+def check_adapters(config: Any) -> None:
+    """Refuse adapters that would change what the encoder makes of an item: its outputs are shared by all requests."""
+    if (lora := config.lora_config) is None:
+        return
+    if to_release(version := installed_version()) in TESTED[: TESTED.index(_SINCE)]:
+        raise ConfigError(f"--enable-lora needs vLLM {_SINCE}, and {version} is installed")
+    if lora.enable_tower_connector_lora:
+        raise ConfigError(
+            "--enable-tower-connector-lora: semel shares encoder outputs between adapters, so these may change the "
+            "language model only; leave it out, or merge the adapter into the model"
+        )
+    if lora.default_mm_loras:
+        raise ConfigError("--default-mm-loras: semel chooses no adapter by modality; name it as `model` in requests")
+    if config.model_config.is_multimodal_model:
+        from vllm.model_executor.model_loader import get_model_architecture
+
+        if not hasattr(get_model_architecture(config.model_config)[0], "get_mm_mapping"):
+            raise ConfigError(
+                "--enable-lora: vLLM does not say where this model's encoder ends, so an adapter could change its "
+                "outputs, which semel shares between adapters; merge the adapter into the model"
+            )
+
+
+def hash_adapter(folder: Path) -> str:
+    """Hash the files of an adapter with their names. It reads all of them: keep it off the event loop."""
+    hashed = blake3(b"semel.adapter.1")
+    for path in sorted(one for one in folder.iterdir() if one.is_file()):
+        hashed.update(blake3(path.name.encode()).digest() + blake3().update_mmap(path).digest())
+    return hashed.hexdigest(length=_HASH_BYTES)
+
+
+class VllmAdapters:
+    """The adapters of one engine. `names` are those of its model, which no adapter may have."""
+
+    def __init__(self, llm: Any, names: Sequence[str]) -> None:
+        self._llm = llm
+        self._names = names
+        self._loaded: dict[str, tuple[Adapter, Any]] = {}
+        self._numbers: dict[str, int] = {}
+        """By the names that go to vLLM. It keeps them in 32 bits, too few for a hash."""
+        self._changes = asyncio.Lock()
+        self.watchers: list[Callable[[], None]] = []
+        """Called when an adapter was loaded or unloaded."""
+
+    @property
+    def loaded(self) -> tuple[Adapter, ...]:
+        """All of them."""
+        return tuple(adapter for adapter, _ in self._loaded.values())
+
+    def request(self, name: str) -> Any:
+        """Return vLLM's `LoRARequest` for the adapter with this name."""
+        if (found := self._loaded.get(name)) is None:
+            raise ModelNotFound.of("model", f"the worker has no adapter {name!r} any more")
+        return found[1]
+
+    async def load_modules(self, modules: Sequence[Any]) -> None:
+        """Load those of the command line; a `ConfigError` names the one that cannot be."""
+        for one in modules:
+            try:
+                await self.load(one.name, one.path, is_3d_weight=one.is_3d_lora_weight, parent=one.base_model_name)
+            except SemelError as error:
+                raise ConfigError(f"--lora-modules {one.name}={one.path}: {error}") from error
+
+    async def load(
+        self, name: str, path: str, *, in_place: bool = False, is_3d_weight: bool = False, parent: str | None = None
+    ) -> None:
+        """Load an adapter. `in_place` lets it replace one with its name, for requests that come from now on."""
+        async with self._changes:
+            self._check(name, path, in_place=in_place)
+            folder = await asyncio.to_thread(_find, path)
+            content = await asyncio.to_thread(hash_adapter, folder)
+            request = self._request(f"{name}:{content[:_NAME_HEX]}", folder, is_3d_weight=is_3d_weight)
+            await self._add(request)
+            if await asyncio.to_thread(hash_adapter, folder) != content:
+                await self._llm.remove_lora(request.lora_int_id)
+                raise InvalidRequest(f"{path} has changed while it was loaded: write it, then load it")
+            base = next((one for one in self._names if one == parent), self._names[0])
+            adapter = Adapter(name, path, content, base)
+            self._loaded[name] = adapter, request
+            logger.info("loaded the adapter %r from %s (%s)", name, path, content)
+            self._tell()
+
+    async def unload(self, name: str) -> None:
+        """Take no more requests for an adapter. Those that run go on; vLLM drops its weights when it needs the room."""
+        async with self._changes:
+            if self._loaded.pop(name, None) is None:
+                raise ModelNotFound.of("lora_name", f"The lora adapter '{name}' cannot be found.")
+            logger.info("unloaded the adapter %r", name)
+            self._tell()
+
+    def _check(self, name: str, path: str, *, in_place: bool) -> None:
+        if not name or not path:
+            raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")
+        if len(name) > MAX_ADAPTER_NAME_CHARS:
+            raise InvalidRequest.of("lora_name", f"an adapter's name has at most {MAX_ADAPTER_NAME_CHARS} characters")
+        if name in self._names:
+            raise InvalidRequest.of("lora_name", f"The lora adapter '{name}' conflicts with a served base model.")
+        if name in self._loaded and not in_place:
+            raise InvalidRequest.of(
+                "lora_name",
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
+                "set 'load_inplace' to True.",
+            )
+
+    async def _add(self, request: Any) -> None:
+        try:
+            with failures():
+                await self._llm.add_lora(request)
+        except SemelError:
+            raise
+        except Exception as error:
+            logger.exception("vLLM cannot load the adapter %s", request.lora_name)
+            raise EngineFailed("the engine cannot load this adapter; the worker's log says why") from error
+
+    def _request(self, name: str, folder: Path, *, is_3d_weight: bool) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        number = self._numbers.setdefault(name, len(self._numbers) + 1)
+        return LoRARequest(name, number, str(folder), is_3d_lora_weight=is_3d_weight)
+
+    def _tell(self) -> None:
+        for watcher in self.watchers:
+            watcher()
+
+
+def _find(path: str) -> Path:
+    """Return the folder of an adapter; one on the hub is downloaded, as vLLM does."""
+    from vllm.lora.utils import get_adapter_absolute_path
+
+    folder = Path(get_adapter_absolute_path(path))
+    if not folder.is_dir():
+        raise ModelNotFound.of("lora_path", f"there is no adapter at {path} on the worker's host")
+    return folder
