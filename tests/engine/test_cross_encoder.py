@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from semel.core import Keyring
 from tests.conftest import Folder
 from tests.engine.engines import COMMON, Engines, ShippedRig, Start, running_as_worker
-from tests.engine.test_pooling import KEYS, TOLERANCE, documents_of, vllm_scores
+from tests.engine.test_pooling import KEYS, TOLERANCE, documents_of
 from tests.engine.vllm_server import vllm_client
 from tests.frontend.rig import Rig
 from tests.frontend.rig import rig as frontend_rig
@@ -102,13 +102,16 @@ async def test_documents_have_the_order_and_scores_of_vllms_server(
         np.testing.assert_allclose([one for _, one in found], [one for _, one in expected], **TOLERANCE)
 
 
-async def test_two_hundred_random_pairs_with_repeats_and_a_second_tenant(engine: ShippedRig, app: Rig) -> None:
+async def test_two_hundred_random_pairs_with_repeats_and_a_second_tenant(
+    engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient
+) -> None:
     """Scores are of the pair alone, whatever else is cached or runs."""
     documents, rng = documents_of(32) + documents_of(33), np.random.default_rng(34)
     expected = {}
     for number, query in enumerate(documents):
         await engine.engine.reset()
-        expected[number] = await vllm_scores(engine, "cross-encoder", query, documents)
+        answer = await vllm.post("/score", json={"queries": query, "documents": documents})
+        expected[number] = [one["score"] for one in answer.json()["data"]]
     await engine.engine.reset()
 
     async def ask(_: int) -> None:
