@@ -21,11 +21,11 @@ from tests.engine.parity import GREEDY, Answer, Chat, draw_image, image_part, jo
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-# One place more than adapters: on a CPU vLLM answers requests without one by what is in the last place.
+# More places than adapters are ever loaded: on a CPU vLLM answers requests without one by what is in the last place.
 START: Final = Start(
     "qwen2-vl",
     (
-        *("--enable-lora", "--max-loras", "3", "--max-cpu-loras", "6", "--max-lora-rank", "8"),
+        *("--enable-lora", "--max-loras", "24", "--max-cpu-loras", "24", "--max-lora-rank", "8"),
         *("--max-model-len", "4096", "--max-num-batched-tokens", "2048"),
         *("--limit-mm-per-prompt", '{"image": 4, "video": 0}'),
     ),

@@ -132,6 +132,5 @@ async def test_classes_are_those_of_vllms_server(engine: ShippedRig, app: Rig, v
     chat = [{"role": "user", "content": content}]
     expected, found = await both(engine, app, vllm, "/classify", {"messages": chat})
     assert found["data"] == expected["data"]
-    assert found["data"][0]["label"] == "relevant"
     expected, found = await both(engine, app, vllm, "/pooling", {"messages": chat})
     assert found["data"] == expected["data"]
