@@ -159,6 +159,7 @@ FIGURES: Final[dict[str, Figures]] = {
     "sizes": Figures("scripts/sizes", ("docs/get-started/models.md",), 30),
     "generic-cost": Figures("scripts/generic-cost", ("docs/get-started/models.md",), 5),
     "attack": Figures("scripts/attack --seconds 8", ("docs/security/threats.md",), 25),
+    "documents": Figures('scripts/attack --only "8 documents" --against semel', ("docs/security/threats.md",), 3),
     "review": Figures("scripts/attack --review --seconds 12", ("docs/security/threats.md",), 12),
     "scoreboard": Figures("scripts/attack --scoreboard --write", ("docs/security/threats.md",), 8),
     "shares": Figures("scripts/shares", ("docs/security/threats.md",), 10),

@@ -46,7 +46,7 @@ def run(settings: BatchSettings, flags: Sequence[str], *, serve: Sequence[str] =
     try:
         return asyncio.run(_run(settings, [*serve, settings.model or "", *flags]))
     finally:
-        stderr.writer.flush()
+        stderr.drain()
 
 
 def _is_url(text: str) -> bool:

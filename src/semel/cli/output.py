@@ -62,6 +62,11 @@ class StandardError(io.TextIOBase):
         with contextlib.suppress(OSError):
             self._stream.flush()
 
+    def drain(self) -> None:
+        """Wait a moment for what the thread has yet to print, as the last thing before a command ends."""
+        if "writer" in vars(self):
+            self.writer.flush()
+
     def isatty(self) -> bool:
         """Return whether it is a terminal."""
         return self._stream.isatty()
