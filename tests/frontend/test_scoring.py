@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from semel.core import PoolingModel, Prompt, Timeline
+from semel.frontend.api.pooling import score_responses
+from semel.frontend.routes import scoring
 from semel.frontend.service import SCORING_ROUTES
 from semel.lab.testing.engine import EchoEngine, echo_vector
 from semel.render import ChatTemplate
@@ -23,6 +25,7 @@ from tests.render.drawn import Drawing, image_part
 __all__ = ["embedder"]
 
 RERANKER = PoolingModel("classify", ("classify",), labels=("LABEL_0",), scores=True, pair_form="joined")
+LATE = PoolingModel("token_embed", ("embed", "token_embed"), scores=True)
 
 
 @pytest.fixture
@@ -30,6 +33,14 @@ async def reranker(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
     """A cross-encoder whose prompts are a query and a document, one after the other."""
     async with rig(tmp_path, drawing.pipeline, make_engine=pooling_engine(RERANKER)) as made:
         made.engine.pooled_shape = (1,)
+        yield made
+
+
+@pytest.fixture
+async def late(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
+    """A model of late interaction: three vectors of four numbers for each prompt."""
+    async with rig(tmp_path, drawing.pipeline, make_engine=pooling_engine(LATE)) as made:
+        made.engine.pooled_shape = (3, 4)
         yield made
 
 
@@ -64,6 +75,27 @@ async def test_a_score_is_the_cosine_of_two_embeddings(embedder: Rig, names: tup
     assert scores(each) == pytest.approx([cosine(first, second) for first, second in pairs])
     tokens = [len((await embedder.ok("/tokenize", {"prompt": text}))["tokens"]) for text in [query, *documents]]
     assert answer["usage"]["prompt_tokens"] == sum(tokens), "the query is embedded once"
+
+
+async def test_a_score_of_late_interaction_sums_the_best_match_of_each_of_the_querys_tokens(
+    late: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["hello", "what is", "there", "hello"]
+    answer = await late.ok("/pooling", {"input": texts})
+    query, *documents = [one["data"] for one in answer["data"]]
+
+    def best(document: list[list[float]], token: list[float]) -> float:
+        return max(sum(a * b for a, b in zip(token, other, strict=True)) for other in document)
+
+    found = [sum(best(document, token) for token in query) for document in documents]
+    assert len(set(found)) == len(texts) - 1, "the control: documents differ"
+    body = {"queries": texts[0], "documents": texts[1:]}
+    assert scores(await late.ok("/score", body)) == pytest.approx(found)
+    monkeypatch.setattr(score_responses, "_MAX_SIMILARITIES", 1)  # a token of the query at a time
+    monkeypatch.setattr(scoring, "_FEW_NUMBERS", 0)  # and in a thread
+    assert scores(await late.ok("/score", body)) == pytest.approx(found)
+    reranked = await late.ok("/rerank", {"query": texts[0], "documents": texts[1:]})
+    assert [one["relevance_score"] for one in reranked["results"]] == pytest.approx(sorted(found, reverse=True))
 
 
 async def test_documents_are_ranked_and_the_first_of_them_kept(embedder: Rig) -> None:

@@ -35,7 +35,7 @@ class PoolingModel:
     """The names of its classes, in order; None where a class has none."""
 
     scores: bool = False
-    """True if it can score pairs: by the cosine of their embeddings, or as a cross-encoder with one class."""
+    """True if it can score pairs: by embeddings of prompts or of tokens, or as a cross-encoder with one class."""
 
     pair_form: PairForm = "pair"
     """The prompts of a cross-encoder without a template of the operator's (vLLM: `use_sep_token`)."""

@@ -1,4 +1,4 @@
-"""The routes that score documents for a query: by their embeddings, or as pairs with a cross-encoder."""
+"""The routes that score documents for a query: by embeddings of prompts or tokens, or as pairs with a cross-encoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from semel.frontend.api.pooling.responses import write_list
 from semel.frontend.api.pooling.score_requests import RerankRequest, ScoreRequest, ScoringRequest
-from semel.frontend.api.pooling.score_responses import RerankList, ScoreList, cosines, ranked
+from semel.frontend.api.pooling.score_responses import RerankList, ScoreList, cosines, max_similarities, ranked
 from semel.frontend.routes.call import Call, read_prompt_json, serve_call
 from semel.frontend.routes.openapi import DocumentedRoute
 from semel.frontend.routes.pooled_prompts import PooledPrompt, PromptPool, usage_of
@@ -83,7 +83,7 @@ async def _scores(call: Call, request: ScoringRequest) -> tuple[list[PooledPromp
     model = call.serving.pooling(SCORING_ROUTES[0])
     queries, documents = request.queries_and_documents()
     places = [f"documents[{number}]" for number in range(len(documents))]
-    if model.task == "embed":
+    if model.task != "classify":
         places = [*(f"queries[{number}]" for number in range(len(queries))), *places]
     prompts = PromptPool(call, request.params(model.task), request.tenant(call.tenant), request.priority)
     pooled = await prompts.pool(request.inputs(model.task), places)
@@ -91,6 +91,9 @@ async def _scores(call: Call, request: ScoringRequest) -> tuple[list[PooledPromp
         return pooled, [one.numbers[0] for one in pooled]
 
     def compare() -> list[float]:
+        if model.task == "token_embed":
+            tokens = [(one.numbers, one.shape[-1]) for one in pooled]
+            return max_similarities(tokens[: len(queries)], tokens[len(queries) :])
         vectors = [one.numbers for one in pooled]
         return cosines(vectors[: len(queries)], vectors[len(queries) :])
 

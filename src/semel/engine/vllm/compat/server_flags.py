@@ -96,7 +96,7 @@ SERVER_FLAGS: Final = (
              "switch"),
     _ignore("--data-parallel-supervisor-port --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s "
              "--dp-supervisor-probe-failure-threshold", "`/ready` is that of the whole of `semel serve`"),
-    _ignore("--enable-flash-late-interaction", "for scoring, which semel does not serve", "switch"),
+    _ignore("--enable-flash-late-interaction", "frontends compute the scores of late interaction", "switch"),
     _ignore("--cohere-is-reasoning-model", "for /cohere/v2/chat, which semel does not serve", "switch"),
     _ignore("--cohere-format", "for `--tokenizer-mode cohere`, which semel refuses"),
     _refuse("--default-chat-template-kwargs", "send `chat_template_kwargs` with each request, or write the value "

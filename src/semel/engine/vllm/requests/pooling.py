@@ -68,7 +68,8 @@ def describe_pooling(config: Any, tasks: Sequence[str], folder: Path) -> Pooling
         cast("PoolingTask", task),
         supported,
         labels=tuple(names.get(number) for number in range(count)) if classifies else (),
-        scores=task == "embed" or (task == "classify" and count == 1 and not _has_score_template(config)),
+        scores=task in ("embed", "token_embed")
+        or (task == "classify" and count == 1 and not _has_score_template(config)),
         pair_form="pair" if config.use_sep_token else "joined",
         instructions=_instructions(config.hf_config, folder),
         config={

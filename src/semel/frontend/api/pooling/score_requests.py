@@ -56,7 +56,7 @@ class ScoringRequest(PooledRequest):
         """The prompts: the queries and then the documents, or for a cross-encoder the pairs of both. Each is made when
         it is asked for."""
         queries, documents = self.queries_and_documents()
-        if task == "embed":
+        if task != "classify":
             alone = [("query", one) for one in queries] + [("document", one) for one in documents]
             return (part if isinstance(part, str) else self._input((role, part)) for role, part in alone)
         queries = queries * len(documents) if len(queries) == 1 else queries

@@ -20,10 +20,13 @@ __all__ = [
     "Score",
     "ScoreList",
     "cosines",
+    "max_similarities",
     "ranked",
 ]
 
 _MIN_NORM: Final = 1e-8
+_MAX_SIMILARITIES: Final = 1 << 20
+"""Of the tokens of one query and one document that are computed at a time: 4 MiB."""
 
 
 class Score(TypedDict):
@@ -84,6 +87,27 @@ def cosines(queries: Sequence[Sequence[float]], documents: Sequence[Sequence[flo
         which = number if len(queries) > 1 else 0
         product = sum(map(mul, queries[which], document))
         found.append(product / max(norms[which] * _norm(document), _MIN_NORM))
+    return found
+
+
+def max_similarities(
+    queries: Sequence[tuple[memoryview[float], int]], documents: Sequence[tuple[memoryview[float], int]]
+) -> list[float]:
+    """Return the late interaction (MaxSim) of each document with its query: the only one, or that of the same number.
+
+    Each is its numbers and how many a token has. The score sums the best inner product of each of the query's tokens.
+    """
+    import numpy as np
+
+    found = []
+    for number, document in enumerate(documents):
+        query, of_document = (
+            np.asarray(numbers).reshape(-1, width)
+            for numbers, width in (queries[number if len(queries) > 1 else 0], document)
+        )
+        step = max(1, _MAX_SIMILARITIES // len(of_document))
+        rows = (query[begin : begin + step] for begin in range(0, len(query), step))
+        found.append(sum(float((some @ of_document.T).max(axis=1).sum(dtype=np.float64)) for some in rows))
     return found
 
 
