@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from semel.core import Adapter, Contract
-from semel.errors import ModelNotFound
+from semel.core import Adapter, Contract, Keyring
+from semel.errors import ConfigError, ModelNotFound
 from semel.lab.testing.engine import EchoEngine
+from semel.settings.frontend import ApiKeySettings
 from semel.telemetry import Meter
 from semel.worker.admin import create_admin_app
 from tests.frontend.rig import Rig, rig
@@ -105,6 +106,37 @@ async def test_adapters_are_listed_as_vllm_lists_them(app: Rig) -> None:
     assert list(models) == ["tiny", "sql"]
     assert (models["sql"]["root"], models["sql"]["parent"]) == ("/adapters/sql", "tiny")
     assert not {"root", "parent"} & models["tiny"].keys()
+
+
+@pytest.mark.parametrize("path", APIS)
+async def test_for_other_tenants_an_adapter_is_not_there_S12(tmp_path: Path, drawing: Drawing, path: str) -> None:
+    """Byte for byte the answer to a name that nobody has."""
+    keys = {"acme": "a" * 32, "beta": "b" * 32}
+    async with rig(tmp_path, drawing.pipeline, make_engine=AdaptingEngine, keys=Keyring(list(keys.items()))) as app:
+        app.service.adapter_tenants = {"sql": frozenset({"acme"})}
+
+        async def asked(tenant: str, name: str) -> httpx.Response:
+            return await app.post(path, {**APIS[path], "model": name}, Authorization=f"Bearer {keys[tenant]}")
+
+        assert (await asked("acme", "sql")).status_code == 200
+        refused, unknown = await asked("beta", "sql"), await asked("beta", "lqs")
+        assert (refused.status_code, refused.text) == (404, unknown.text.replace("lqs", "sql"))
+        models = {
+            tenant: (await app.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).json()["data"]
+            for tenant, key in keys.items()
+        }
+        assert [one["id"] for one in models["beta"]] == ["tiny"]
+        assert [one["id"] for one in models["acme"]] == ["tiny", "sql"]
+        app.service.adapter_tenants = {}
+        assert (await asked("beta", "sql")).status_code == 200, "the control"
+
+
+def test_the_tenants_of_adapters_are_named_in_words() -> None:
+    settings = ApiKeySettings(adapter_tenants=("sql=acme, beta", "law=acme"))
+    assert settings.tenants_by_adapter() == {"sql": {"acme", "beta"}, "law": {"acme"}}
+    for wrong in (("sql",), ("=acme",), ("sql=",), ("sql=acme,",), ("sql=acme", "sql=beta")):
+        with pytest.raises(ConfigError, match="write ADAPTER=TENANT,TENANT, each adapter once"):
+            ApiKeySettings(adapter_tenants=wrong).tenants_by_adapter()
 
 
 async def test_what_an_operator_loads_and_unloads_frontends_serve_from_then_on(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
 from semel import cli
-from semel.core import Contract, Digest, Rendering, Submission, Target
+from semel.core import Adapter, Contract, Digest, Rendering, Submission, Target
 from semel.errors import EngineFailed
 from semel.fairness.turns import EngineWindow
 from semel.lab.testing.pacing import PacedEngine, PacedStream
@@ -43,6 +43,7 @@ class WiredEngine(PacedEngine):
     """What `semel worker` asks of vLLM's engine, without a model."""
 
     tier: Any = None
+    adapters = None
     injection_refusal = ""
     grammars = SimpleNamespace(samples=tuple)
     item_cache = SimpleNamespace(evictions=0)
@@ -68,6 +69,7 @@ class WiredEngine(PacedEngine):
             max_tokens=MAX_TOKENS,
             cache_bytes=1 << 28,
             probes=probes,
+            adapters=(Adapter("law", "/adapters/law", "1", arguments.model),),
         )
         engine = cls(contract, rate=_RATE)
         engine.tier = SimpleNamespace() if arguments.ec_transfer_config is not None else None
@@ -87,6 +89,9 @@ class WiredEngine(PacedEngine):
 
     async def warm(self) -> None:
         """Nothing is slow the first time."""
+
+    async def load_adapters(self, _: object) -> None:
+        """It has those of its contract."""
 
     async def log_statistics(self) -> None:
         """There are none."""

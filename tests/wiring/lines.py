@@ -79,6 +79,7 @@ def served_frontend(at: Places) -> Flags:
         "chat-template-content-format": "string",
         "api-keys-file": at.home / "keys",
         "priority-tenant": "acme",
+        "adapter-tenants": "law=acme",
         "allowed-media-domains": f"localhost:{at.origin_port}",
         "allow-media-http": True,
         "allowed-media-networks": "127.0.0.0/8",

@@ -38,6 +38,7 @@ FRONTEND: Final[Mapping[str, Seen]] = {
             "test_the_chat_template_and_its_format_are_the_operators": "chat-template chat-template-content-format",
             "test_the_keys_of_the_file_are_needed": "api-keys-file",
             "test_only_the_tenant_with_priority_may_set_one": "priority-tenant",
+            "test_an_adapter_is_there_for_its_tenants_alone_S12": "adapter-tenants",
             "test_an_unknown_field_is_refused": "unknown-fields",
             "test_metrics_are_by_tenant": "metrics-per-tenant",
             "test_metrics_are_not_by_worker": "disable-metrics-per-worker",

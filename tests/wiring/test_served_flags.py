@@ -227,6 +227,15 @@ def test_only_the_tenant_with_priority_may_set_one(fleet: Fleet) -> None:
     assert status == 400 and "--priority-tenant" in why
 
 
+def test_an_adapter_is_there_for_its_tenants_alone_S12(fleet: Fleet) -> None:
+    assert fleet.ask("hello", ACME, model="law").json()["model"] == "law"
+    status, why = fleet.refusal("hello", BETA, model="law")
+    assert (status, why) == (404, fleet.refusal("hello", BETA, model="war")[1].replace("war", "law"))
+    with fleet.frontend.client(ACME) as theirs, fleet.frontend.client(BETA) as others:
+        mine, none = ([one["id"] for one in it.get("/deep/v1/models").json()["data"]] for it in (theirs, others))
+    assert mine == [*none, "law"]
+
+
 def test_an_unknown_field_is_refused(fleet: Fleet) -> None:
     status, why = fleet.refusal("hello", no_such_field_at_all=1)
     assert status == 400 and "no_such_field_at_all" in why

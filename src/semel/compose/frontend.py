@@ -98,6 +98,7 @@ async def run_frontend(settings: FrontendSettings) -> None:
         unknown_fields_mode=serving.unknown_fields,
         limiter=limiter,
         priority_tenants=frozenset(serving.keys.priority_tenants),
+        adapter_tenants=serving.keys.tenants_by_adapter(),
         metrics_per_tenant=serving.metrics_per_tenant,
         max_file_bytes=serving.fetch.limits.max_bytes,
         cell=serving.cell.name,

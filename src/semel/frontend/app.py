@@ -195,15 +195,15 @@ def _server_routes(service: FrontendState, meter: Meter) -> list[DocumentedRoute
         body: Version = {"version": installed_version("semel")}
         return json_response(body)
 
-    async def models(_: Request) -> Response:
-        """The model that is served, and its adapters."""
+    async def models(request: Request) -> Response:
+        """The model that is served, and the adapters that the key's tenant may use."""
         serving = service.serving()
         limit, created = serving.contract.max_tokens, service.started
         listed: list[Model] = [
             {"id": name, "object": "model", "created": created, "owned_by": "semel", "max_model_len": limit}
             for name in serving.names
         ]
-        for name, one in serving.fleet.adapters.items():
+        for name, one in service.adapters(tenant_name(request.scope)).items():
             listed.append({**listed[0], "id": name, "root": one.root, "parent": one.parent})
         body: ModelList = {"object": "list", "data": listed}
         return json_response(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NoReturn, Protocol, Self
 from weakref import WeakValueDictionary
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from msgspec import UNSET
 
 from semel.cells.check import CELL_HEADER, CONTRACT_HEADER
-from semel.core import Contract, Modality, PoolingModel, PoolingTask
+from semel.core import Adapter, Contract, Modality, PoolingModel, PoolingTask
 from semel.core.flag import MIB
 from semel.errors import InvalidRequest, ModelNotFound, NotReady, PromptTooLong, excerpt
 from semel.fleet.compatibility import contract_id
@@ -92,13 +92,16 @@ class ServedModel:
         """All names that clients may call the model by; the first is the one in responses."""
         return self.contract.model, *self.contract.aliases
 
-    def named(self, name: str | None) -> Self:
-        """Return this for the model or adapter that a request names, or refuse the request if it is not served."""
+    def named(self, name: str | None, usable: Callable[[], Collection[str]]) -> Self:
+        """Return this for the model or adapter that a request names, or refuse the request if it is not served.
+
+        `usable` gives the names of the adapters that its tenant may use.
+        """
         if name is None or name == self.contract.model or name in self.contract.aliases:
             return self
-        if name in self.fleet.adapters:
+        if name in (adapters := usable()):
             return replace(self, adapter=name)
-        served = ", ".join(map(repr, (*self.names, *self.fleet.adapters)))
+        served = ", ".join(map(repr, (*self.names, *adapters)))
         verb = " is" if served == repr(self.contract.model) else " are"
         raise ModelNotFound.of("model", f"{excerpt(repr(excerpt(name)))} is not served here; {excerpt(served)}{verb}")
 
@@ -185,6 +188,9 @@ class FrontendState:
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
     priority_tenants: frozenset[str] = frozenset()
+    adapter_tenants: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The tenants that may use an adapter, by its name; one that is not here is for all."""
+
     """The tenants whose requests may set a priority, where there are API keys."""
 
     metrics_per_tenant: bool = False
@@ -249,6 +255,11 @@ class FrontendState:
     def drain(self, reason: str) -> None:
         """Take no more requests, for good; those that were taken are answered, also if no worker is left meanwhile."""
         self.limiter.close(reason)
+
+    def adapters(self, tenant: str) -> dict[str, Adapter]:
+        """Return the adapters that a tenant may use: for it there are no others."""
+        loaded, closed = self.serving().fleet.adapters, self.adapter_tenants
+        return {name: one for name, one in loaded.items() if name not in closed or tenant in closed[name]}
 
     def check_priority(self, priority: int, tenant: str) -> None:
         """Refuse a priority of a tenant that may not set one: it would go before all others. Without keys all may."""

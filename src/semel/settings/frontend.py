@@ -136,6 +136,24 @@ class ApiKeySettings:
         help="Tenants whose requests may set `priority`. Without API keys every request may.",
         group="Keys",
     )
+    adapter_tenants: tuple[str, ...] = flag(
+        (),
+        "adapter-tenants",
+        help="ADAPTER=TENANT[,TENANT...]: who may use a LoRA adapter. For other tenants it is not there. One that is "
+        "not named is for all.",
+        group="Keys",
+    )
+
+    def tenants_by_adapter(self) -> dict[str, frozenset[str]]:
+        """Return who may use an adapter. Raises `ConfigError` for a line that says it otherwise."""
+        found: dict[str, frozenset[str]] = {}
+        for one in self.adapter_tenants:
+            adapter, _, names = one.partition("=")
+            tenants = frozenset(name.strip() for name in names.split(","))
+            if not adapter or "" in tenants or adapter in found:
+                raise ConfigError(f"--adapter-tenants {one}: write ADAPTER=TENANT,TENANT, each adapter once")
+            found[adapter] = tenants
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,13 @@ class Call:
 
     def admit(self, parsed: _T) -> _T:
         """Take the adapter that a request names. Refuses another model, and a priority that its tenant may not set."""
-        self.serving = self.serving.named(parsed.model)
+        self.use(parsed.model)
         self.state.check_priority(getattr(parsed, "priority", 0), self.tenant)
         return parsed
+
+    def use(self, model: str | None) -> None:
+        """Take the adapter that a request names, if its tenant may use it. Refuses another model."""
+        self.serving = self.serving.named(model, lambda: self.state.adapters(self.tenant))
 
     async def read_chat(
         self,

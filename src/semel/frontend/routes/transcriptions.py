@@ -115,7 +115,7 @@ async def _ask(
     speech = speech_of(form, adapter, kind.form_fields(), unknown)
     if unknown.count:
         service.ignored_fields.tell(request, unknown)
-    call.serving = call.serving.named(speech.model)
+    call.use(speech.model)
     call.account.keep(len(speech.file))
     return speech
 
