@@ -48,6 +48,7 @@ def test_a_model_that_vllm_itself_runs_otherwise_is_refused(runner: str, pooler:
         model_config=SimpleNamespace(runner_type=runner, pooler_config=pooler),
         ec_manager_config=SimpleNamespace(manager_config={}),
         ec_transfer_config=None,
+        lora_config=None,
         scheduler_config=SimpleNamespace(encoder_cache_size=8_192),
     )
     with pytest.raises(ConfigError, match=said):

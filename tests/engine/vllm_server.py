@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -23,7 +24,10 @@ async def vllm_client(rig: ShippedRig, start: Start) -> AsyncIterator[httpx.Asyn
     names = ("--model", str(rig.folder), "--served-model-name", rig.engine.contract.model)
     args = make_arg_parser(FlexibleArgumentParser()).parse_args([*names, *start.common, *start.flags])
     tasks = await rig.llm.get_supported_tasks()
+    level, handlers = logging.root.level, logging.root.handlers.copy()
     app = build_app(args, tasks, rig.llm.model_config)
+    logging.root.handlers = handlers  # a package that it imports lets others write errors only
+    logging.root.setLevel(level)
     await init_app_state(rig.llm, app.state, args, tasks)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=60) as client:

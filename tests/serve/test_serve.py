@@ -223,7 +223,8 @@ def test_one_trace_goes_from_the_client_over_the_frontend_and_the_worker_into_th
         "generate",
     }
     assert "8" in worker.attributes["gen_ai.usage.output_tokens"]
-    assert f"[request {answer.headers['x-request-id']}] POST /v1/chat/completions 200" in served.log.read_text()
+    line = f"[request {answer.headers['x-request-id']}] POST /v1/chat/completions 200"
+    until(lambda: line in served.log.read_text(), 30)
     assert served.metric("semel_spans_dropped_total") == 0
 
 

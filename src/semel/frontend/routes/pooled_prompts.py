@@ -31,6 +31,12 @@ __all__ = ["PooledPrompt", "PromptPool", "Truncation", "usage_of"]
 _AT_ONCE: Final = 256
 """Prompts of one request that are under way: the sequences of an engine, so that one request can fill it."""
 
+_ITERATIONS: Final = 3
+"""Of the event loop, between the beginnings of two prompts: each goes on in several of them."""
+
+_SLICE_S: Final = 0.002
+"""Of the time in which they are listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
@@ -90,8 +96,8 @@ class PromptPool:
     async def pool(self, prompts: Iterable[PoolingInput], places: Sequence[str] = ()) -> list[PooledPrompt]:
         """Pool each prompt. The first failure is that of all; `places` are their parts of the request."""
         call, pooled = self.call, dict[int, PooledPrompt]()
-        inputs = await in_slices(self._listed(prompts))
-        if any(map(_may_have_media, inputs)):
+        inputs, have_media = await in_slices(self._listed(prompts), _SLICE_S)
+        if have_media:
             call.account.take(3 * call.account.charged // 4)  # at most so much is base64, for all of them
 
         async def work(number: int) -> None:
@@ -112,17 +118,21 @@ class PromptPool:
                 await work(number)
 
         at_once = min(_AT_ONCE, len(inputs))
+        await asyncio.sleep(0)  # what is done for all of them at once has a turn of the loop to itself
         await concurrently(range(at_once), work_on, at_once=at_once)
+        await asyncio.sleep(0)
         return [pooled[number] for number in range(len(inputs))]
 
-    def _listed(self, prompts: Iterable[PoolingInput]) -> Generator[None, None, list[PoolingInput]]:
-        inputs = []
+    def _listed(self, prompts: Iterable[PoolingInput]) -> Generator[None, None, tuple[list[PoolingInput], bool]]:
+        """Return all prompts, and whether any may have media."""
+        inputs, have_media = [], False
         for one in prompts:
             if self.truncation is None and isinstance(one, str):
                 self.call.serving.check_text(one)
+            have_media = have_media or _may_have_media(one)
             inputs.append(one)
             yield
-        return inputs
+        return inputs, have_media
 
     async def _pool(self, one: PoolingInput, request_id: str) -> PooledPrompt:
         account = self.call.account
@@ -184,7 +194,8 @@ def usage_of(pooled: Sequence[PooledPrompt]) -> Usage:
 async def _turn_of_loop(turns: asyncio.Lock) -> None:
     """Wait for a turn of the event loop in which no other prompt of the tenant begins: 256 at once would take 60 ms."""
     async with turns:
-        await asyncio.sleep(0)
+        for _ in range(_ITERATIONS):
+            await asyncio.sleep(0)
 
 
 def _truncated(call: Call, text: str, truncation: Truncation) -> list[int]:
