@@ -86,6 +86,7 @@ FIGURES: Final[dict[str, Figures]] = {
     ),
     "rollouts": Figures("semel bench serve --only rollouts", ("docs/use-cases/rollouts.md",), 3),
     "pages": Figures("semel bench serve --only pages", ("docs/use-cases/documents.md",), 3),
+    "batch": Figures("semel bench batch", ("docs/use-cases/documents.md",), 16),
     "video": Figures("semel bench serve --only video", ("docs/api/media.md",), 4),
     "processing": Figures(
         "semel bench processing", ("docs/internals/rendering.md", "docs/get-started/performance.md"), 3
