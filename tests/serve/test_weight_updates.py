@@ -388,18 +388,3 @@ def test_a_policy_learns_and_its_images_are_preprocessed_once(trained: Trained, 
     assert max(differences) < 0.01, "the worker has the trainer's weights, in each step"
     assert rewards[-1] > rewards[0] + 0.1, rewards
     assert trained.answers() == trained.fresh
-
-
-def test_a_worker_killed_in_a_pause_of_120_s_is_replaced_and_its_requests_are_answered_S22(trained: Trained) -> None:
-    """The last one: the new worker has the weights at start, and is not paused."""
-    with many(trained):
-        asking = trained.begin(WAITING, max_tokens=LONG)
-        trained.post("/pause?mode=keep")
-        time.sleep(LONG_PAUSE_S / 2)
-        trained.served.child("worker").kill()
-        responses = [one.result(ANSWER_S) for one in asking]
-    assert {response.status_code for response in responses} == {200}
-    assert len({tokens_of(response) for response in responses}) == 1, "all asked the same"
-    assert trained.admin.get("/is_paused", timeout=20).json() == {"is_paused": False}
-    assert trained.admin.get("/weight_info", timeout=20).json() == {"weight_version": "default"}
-    assert trained.answers() == trained.fresh
