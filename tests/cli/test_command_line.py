@@ -120,6 +120,12 @@ def test_adapters_go_to_the_worker_as_they_are_written() -> None:
     assert expand(["m", *flags]).words == ["m", *flags]
 
 
+@pytest.mark.parametrize("role", [("serve",), ("frontend", "--worker", "ipc:///nowhere/w")])
+def test_who_may_use_an_adapter_is_checked_before_a_start(role: tuple[str, ...]) -> None:
+    code, said = run_main(role[0], "/nowhere", *role[1:], "--adapter-tenants", "sql")
+    assert (code, "write ADAPTER=TENANT" in said, "/nowhere" in said) == (2, True, True), "with all other problems"
+
+
 def config(tmp_path: Path, text: str) -> str:
     path = tmp_path / "flags.yaml"
     path.write_text(text)

@@ -14,13 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from semel.core import Keyring
 from tests.conftest import Folder
 from tests.engine.engines import COMMON, Engines, ShippedRig, Start, running_as_worker
-from tests.engine.test_pooling import KEYS, TOLERANCE, documents_of
-from tests.engine.vllm_server import vllm_client
+from tests.engine.test_pooling import TOLERANCE, documents_of
+from tests.engine.vllm_server import KEYS, ask_both, frontend_of, vllm_client
 from tests.frontend.rig import Rig
-from tests.frontend.rig import rig as frontend_rig
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -51,10 +49,7 @@ async def engine(engines: Engines, tiny: Folder, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 async def app(engine: ShippedRig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    """A frontend of the engine; one for all tests, since a worker watches the engine for good."""
-    keys, folder = Keyring(list(KEYS.items())), tmp_path_factory.mktemp("w")
-    made: Any = lambda _: engine.engine  # noqa: E731
-    async with frontend_rig(folder, engine.pipeline, make_engine=made, keys=keys) as app:
+    async with frontend_of(engine, tmp_path_factory.mktemp("w")) as app:
         yield app
 
 
@@ -64,24 +59,13 @@ async def vllm(engine: ShippedRig) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def both(engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[Any]:
-    """What vLLM's server and semel answer, each with empty caches."""
-    answers = []
-    for client in (vllm, app.client):
-        await engine.engine.reset()
-        response = await client.post(path, json=body, headers={"Authorization": f"Bearer {KEYS['one']}"})
-        assert response.status_code == 200, response.text
-        answers.append(response.json())
-    return answers
-
-
 @pytest.mark.parametrize("query", ["tell me more", documents_of(30)[1]])
 async def test_scores_of_single_pairs_are_those_of_vllms_server_to_the_last_bit(
     engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient, query: Any
 ) -> None:
     scores = []
     for document in documents_of(30):
-        expected, found = await both(engine, app, vllm, "/score", {"queries": query, "documents": document})
+        expected, found = await ask_both(engine, app, vllm, "/score", {"queries": query, "documents": document})
         assert found["data"] == expected["data"]
         assert found["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
         scores.append(found["data"][0]["score"])
@@ -96,7 +80,7 @@ async def test_documents_have_the_order_and_scores_of_vllms_server(
     for path in ("/rerank", "/v2/rerank"):
         expected, found = (
             [(one["index"], one["relevance_score"]) for one in answer["results"]]
-            for answer in await both(engine, app, vllm, path, body)
+            for answer in await ask_both(engine, app, vllm, path, body)
         )
         assert [number for number, _ in found] == [number for number, _ in expected]
         np.testing.assert_allclose([one for _, one in found], [one for _, one in expected], **TOLERANCE)
@@ -130,7 +114,7 @@ async def test_two_hundred_random_pairs_with_repeats_and_a_second_tenant(
 async def test_classes_are_those_of_vllms_server(engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient) -> None:
     (content,) = [one["content"] for one in documents_of(31)[1:2]]
     chat = [{"role": "user", "content": content}]
-    expected, found = await both(engine, app, vllm, "/classify", {"messages": chat})
+    expected, found = await ask_both(engine, app, vllm, "/classify", {"messages": chat})
     assert found["data"] == expected["data"]
-    expected, found = await both(engine, app, vllm, "/pooling", {"messages": chat})
+    expected, found = await ask_both(engine, app, vllm, "/pooling", {"messages": chat})
     assert found["data"] == expected["data"]

@@ -10,12 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
-from semel.core import Keyring
 from tests.engine.engines import COMMON, Engines, ShippedRig, Start
-from tests.engine.test_pooling import KEYS, TOLERANCE, documents_of
-from tests.engine.vllm_server import vllm_client
+from tests.engine.test_pooling import TOLERANCE, documents_of
+from tests.engine.vllm_server import KEYS, ask_both, frontend_of, vllm_client
 from tests.frontend.rig import Rig
-from tests.frontend.rig import rig as frontend_rig
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -40,10 +38,7 @@ async def engine(engines: Engines) -> ShippedRig:
 
 @pytest.fixture(scope="module")
 async def app(engine: ShippedRig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    """A frontend of the engine; one for all tests, since a worker watches the engine for good."""
-    keys, folder = Keyring(list(KEYS.items())), tmp_path_factory.mktemp("w")
-    made: Any = lambda _: engine.engine  # noqa: E731
-    async with frontend_rig(folder, engine.pipeline, make_engine=made, keys=keys) as app:
+    async with frontend_of(engine, tmp_path_factory.mktemp("w")) as app:
         yield app
 
 
@@ -51,17 +46,6 @@ async def app(engine: ShippedRig, tmp_path_factory: pytest.TempPathFactory) -> A
 async def vllm(engine: ShippedRig) -> AsyncIterator[httpx.AsyncClient]:
     async with vllm_client(engine, START) as client:
         yield client
-
-
-async def both(engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[Any]:
-    """What vLLM's server and semel answer, each with empty caches."""
-    answers = []
-    for client in (vllm, app.client):
-        await engine.engine.reset()
-        response = await client.post(path, json=body, headers={"Authorization": f"Bearer {KEYS['one']}"})
-        assert response.status_code == 200, response.text
-        answers.append(response.json())
-    return answers
 
 
 def counted(app: Rig, name: str, label: str = "") -> float:
@@ -73,13 +57,13 @@ async def test_scores_are_those_of_vllms_server(
     engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient, query: Any
 ) -> None:
     documents = documents_of(30)
-    expected, found = await both(engine, app, vllm, "/score", {"queries": query, "documents": documents})
+    expected, found = await ask_both(engine, app, vllm, "/score", {"queries": query, "documents": documents})
     of_vllm = [one["score"] for one in expected["data"]]
     np.testing.assert_allclose([one["score"] for one in found["data"]], of_vllm, **TOLERANCE)
     assert found["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
     assert len({round(one, 4) for one in of_vllm}) == len(of_vllm), "the control: different documents differ"
     each = {"queries": documents, "documents": documents[::-1]}
-    expected, found = await both(engine, app, vllm, "/v1/score", each)
+    expected, found = await ask_both(engine, app, vllm, "/v1/score", each)
     of_vllm = [one["score"] for one in expected["data"]]
     np.testing.assert_allclose([one["score"] for one in found["data"]], of_vllm, **TOLERANCE)
 
@@ -88,7 +72,7 @@ async def test_documents_have_the_order_of_vllms_server_and_their_images_are_sen
     engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient
 ) -> None:
     body = {"query": "what is red", "documents": documents_of(31), "top_n": 3}
-    expected, found = await both(engine, app, vllm, "/v2/rerank", body)
+    expected, found = await ask_both(engine, app, vllm, "/v2/rerank", body)
     assert [one["index"] for one in found["results"]] == [one["index"] for one in expected["results"]]
     sent, hits = counted(app, SENT), counted(app, HITS, 'tier="worker"')
     again = await app.post("/v2/rerank", body, Authorization=f"Bearer {KEYS['one']}")
@@ -98,5 +82,5 @@ async def test_documents_have_the_order_of_vllms_server_and_their_images_are_sen
 
 
 async def test_the_vectors_of_tokens_are_vllms(engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient) -> None:
-    expected, found = await both(engine, app, vllm, "/pooling", {"input": "what is red"})
+    expected, found = await ask_both(engine, app, vllm, "/pooling", {"input": "what is red"})
     assert found["data"][0]["data"] == expected["data"][0]["data"]

@@ -20,15 +20,14 @@ import numpy as np
 import openai
 import pytest
 
-from semel.core import Digest, Keyring, Output, Submission, Tenant
+from semel.core import Digest, Output, Submission, Tenant
 from semel.errors import FeatureMissing, FeatureRejected, InvalidRequest
 from semel.render import ChatRequest, Rendered
 from tests.engine.engines import COMMON, Engines, ShippedRig, Start
 from tests.engine.hostile import disguised, more_room, unchecked
 from tests.engine.parity import draw_image, image_part, random_chat, words
-from tests.engine.vllm_server import vllm_client
+from tests.engine.vllm_server import KEYS, frontend_of, vllm_client
 from tests.frontend.rig import Rig
-from tests.frontend.rig import rig as frontend_rig
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -48,7 +47,6 @@ START: Final = Start(
     common=tuple(flag for flag in COMMON if flag != "--disable-log-stats"),
 )
 TOLERANCE: Final[Mapping[str, Any]] = {"rtol": 1e-4, "atol": 1e-5}
-KEYS: Final = {"one": "a" * 32, "two": "b" * 32}
 Chat = list[dict[str, Any]]
 
 
@@ -61,10 +59,7 @@ async def engine(engines: Engines) -> ShippedRig:
 
 @pytest.fixture(scope="module")
 async def app(engine: ShippedRig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    """A frontend of the engine; one for all tests, since a worker watches the engine for good."""
-    keys, folder = Keyring(list(KEYS.items())), tmp_path_factory.mktemp("w")
-    made: Any = lambda _: engine.engine  # noqa: E731
-    async with frontend_rig(folder, engine.pipeline, make_engine=made, keys=keys) as app:
+    async with frontend_of(engine, tmp_path_factory.mktemp("w")) as app:
         yield app
 
 

@@ -1,16 +1,43 @@
-"""vLLM's own HTTP server over an engine that already runs: what it answers is what semel is compared with."""
+"""A frontend and vLLM's own HTTP server over an engine that already runs: what the two answer is compared."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 
+from semel.core import Keyring
 from tests.engine.engines import ShippedRig, Start
+from tests.frontend.rig import Rig, rig
 
-__all__ = ["vllm_client"]
+__all__ = ["KEYS", "ask_both", "frontend_of", "vllm_client"]
+
+KEYS: Final = {"one": "a" * 32, "two": "b" * 32}
+"""By tenant."""
+
+
+@asynccontextmanager
+async def frontend_of(engine: ShippedRig, folder: Path) -> AsyncIterator[Rig]:
+    """A frontend of the engine; one for all tests, since a worker watches the engine for good."""
+    keys = Keyring(list(KEYS.items()))
+    made: Any = lambda _: engine.engine  # noqa: E731
+    async with rig(folder, engine.pipeline, make_engine=made, keys=keys) as app:
+        yield app
+
+
+async def ask_both(engine: ShippedRig, app: Rig, vllm: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[Any]:
+    """What vLLM's server and semel answer, each with empty caches."""
+    answers = []
+    for client in (vllm, app.client):
+        await engine.engine.reset()
+        response = await client.post(path, json=body, headers={"Authorization": f"Bearer {KEYS['one']}"})
+        assert response.status_code == 200, response.text
+        answers.append(response.json())
+    return answers
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ import pytest
 
 from semel.core import PoolingModel, Prompt, Timeline
 from semel.frontend.api.pooling import score_responses
-from semel.frontend.routes import scoring
 from semel.frontend.service import SCORING_ROUTES
 from semel.lab.testing.engine import EchoEngine, echo_vector
 from semel.render import ChatTemplate
@@ -92,7 +91,6 @@ async def test_a_score_of_late_interaction_sums_the_best_match_of_each_of_the_qu
     body = {"queries": texts[0], "documents": texts[1:]}
     assert scores(await late.ok("/score", body)) == pytest.approx(found)
     monkeypatch.setattr(score_responses, "_MAX_SIMILARITIES", 1)  # a token of the query at a time
-    monkeypatch.setattr(scoring, "_FEW_NUMBERS", 0)  # and in a thread
     assert scores(await late.ok("/score", body)) == pytest.approx(found)
     reranked = await late.ok("/rerank", {"query": texts[0], "documents": texts[1:]})
     assert [one["relevance_score"] for one in reranked["results"]] == pytest.approx(sorted(found, reverse=True))

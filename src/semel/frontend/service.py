@@ -188,10 +188,10 @@ class FrontendState:
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
     priority_tenants: frozenset[str] = frozenset()
+    """The tenants whose requests may set a priority, where there are API keys."""
+
     adapter_tenants: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The tenants that may use an adapter, by its name; one that is not here is for all."""
-
-    """The tenants whose requests may set a priority, where there are API keys."""
 
     metrics_per_tenant: bool = False
     """True if metrics of single tenants are exported."""

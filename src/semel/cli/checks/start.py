@@ -102,6 +102,7 @@ def key_warnings(keys: ApiKeySettings) -> Iterator[Finding]:
 
 def _serving_findings(serving: ServingSettings) -> Iterator[Finding]:
     yield from problem_of("API keys", lambda: read_api_keys(serving.keys))
+    yield from problem_of("adapters", serving.keys.tenants_by_adapter)
     yield from problem_of("TLS", serving.tls.context)
     yield from problem_of("proxies", lambda: serving.peers.proxies)
     yield from problem_of("media store", serving.media_stores)

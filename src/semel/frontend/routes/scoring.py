@@ -98,4 +98,5 @@ async def _scores(call: Call, request: ScoringRequest) -> tuple[list[PooledPromp
         return cosines(vectors[: len(queries)], vectors[len(queries) :])
 
     numbers = sum(len(one.data) for one in pooled) // 4
-    return pooled, await run_if_heavy(compare, light=numbers <= _FEW_NUMBERS)
+    is_light = model.task == "embed" and numbers <= _FEW_NUMBERS  # for tokens NumPy is loaded first
+    return pooled, await run_if_heavy(compare, light=is_light)
