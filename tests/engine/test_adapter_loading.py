@@ -91,8 +91,10 @@ async def test_what_cannot_be_loaded_leaves_what_there_was_and_says_nothing_of_v
     told: list[int] = []
     adapters.watchers.append(lambda: told.append(len(adapters.loaded)))
     path = write(tmp_path / "sql", "red")
-    await adapters.load("sql", path, parent="small")
+    modules = [SimpleNamespace(name="sql", path=path, base_model_name="small", is_3d_lora_weight=False)]
+    await adapters.load_modules(modules)
     assert [(one.root, one.parent) for one in adapters.loaded] == [(path, "small")]
+    assert not tuple(adapters.changes), "what a command line names is no call that others follow"
     for name, where, error in (
         ("sql", path, InvalidRequest),
         ("tiny", path, InvalidRequest),

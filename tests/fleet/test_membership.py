@@ -16,7 +16,7 @@ from semel.fleet.membership import Membership
 from semel.fleet.stream import StreamedAnswer
 from semel.fleet.worker import RemoteWorker
 from semel.wire.zmq import Backoff, FrontendLink
-from tests.fleet.workers import several
+from tests.fleet.workers import several, standing
 from tests.waiting import until
 from tests.wire.examples import KEY, digest_of
 from tests.worker.pairing import Rig, expected, feature, prompt
@@ -111,11 +111,12 @@ async def test_what_a_leaving_worker_is_answering_is_answered_and_it_gets_nothin
     a, b = (one.listener.address for one in rigs)
     frontend.name(a)
     await until(lambda: frontend.serving == {a})
-    stream = await frontend.submit(1)
-    frontend.name(b)
-    await until(lambda: frontend.serving == {b})
-    assert frontend.linked == {a, b}, "it is still being listened to"
-    assert await tokens(await frontend.submit(2)) == expected([2])
+    with standing(rigs[:1]):
+        stream = await frontend.submit(1)
+        frontend.name(b)
+        await until(lambda: frontend.serving == {b})
+        assert frontend.linked == {a, b}, "it is still being listened to"
+        assert await tokens(await frontend.submit(2)) == expected([2])
     assert await tokens(stream) == expected([1])
     await until(lambda: frontend.linked == {b})
     assert [one.engine.submissions for one in rigs] == [1, 1]
@@ -125,14 +126,15 @@ async def test_a_worker_that_is_named_again_while_it_leaves_stays(frontend: Fron
     a, b = (one.listener.address for one in rigs)
     frontend.name(a, b)
     await until(lambda: frontend.serving == {a, b})
-    stream = await frontend.submit(1)
-    busy = next(one.listener.address for one in rigs if one.engine.submissions)
-    (other,) = {a, b} - {busy}
-    peers = {one.listener.address: one.listener.peers for one in rigs}
-    frontend.name(other)
-    await until(lambda: frontend.serving == {other})
-    frontend.name(a, b)
-    await until(lambda: frontend.serving == {a, b})
+    with standing(rigs):
+        stream = await frontend.submit(1)
+        busy = next(one.listener.address for one in rigs if one.engine.submissions)
+        (other,) = {a, b} - {busy}
+        peers = {one.listener.address: one.listener.peers for one in rigs}
+        frontend.name(other)
+        await until(lambda: frontend.serving == {other})
+        frontend.name(a, b)
+        await until(lambda: frontend.serving == {a, b})
     assert await tokens(stream) == expected([1])
     assert {one.listener.address: one.listener.peers for one in rigs} == peers, "in the same sessions"
 

@@ -21,7 +21,8 @@ from semel.fleet.worker import RemoteWorker
 from semel.wire.events import Reset
 from semel.wire.limits import Deadlines
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener
-from tests.fleet.workers import Workers, several
+from tests.fleet.unlinked import UnlinkedWorker
+from tests.fleet.workers import Workers, several, standing
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, digest_of
 from tests.worker.pairing import Rig, expected, feature, prompt
@@ -48,10 +49,9 @@ async def lose(one: Rig) -> None:
 async def test_a_request_whose_worker_is_lost_before_its_first_output_is_answered_by_another_D3(
     two: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for one in two.rigs:
-        one.engine.pause_s = 0.1
-    stream = await two.submit()
-    await lose(two.busy)
+    with standing(two.rigs):
+        stream = await two.submit()
+        await lose(two.busy)
     assert await tokens(stream) == expected([1])
     assert [one.engine.submissions for one in two.rigs] == [1, 1]
     await stream.close()
@@ -62,7 +62,7 @@ async def test_a_request_whose_worker_is_lost_before_its_first_output_is_answere
 
 async def test_an_answer_that_has_begun_ends_with_the_truth(two: Workers) -> None:
     for one in two.rigs:
-        one.engine.pause_s = 0.05
+        one.engine.pause_s = 0.5  # or all of it might be there when the first output is read
     stream = await two.submit()
     busy = two.busy
     with pytest.raises(WorkerLost, match="send the request again"):
@@ -139,12 +139,11 @@ async def test_a_worker_that_stopped_serving_after_it_was_chosen_gets_nothing(tw
 
 async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_same_D8(two: Workers) -> None:
     """Control: what was promised when the request was submitted, that another would count them."""
-    for one in two.rigs:
-        one.engine.pause_s = 0.1
-    stream = await two.submit()
-    (other,) = [one for one in two.rigs if one is not two.busy]
-    two.fleet.retire(other.frontends[0].worker)
-    await lose(two.busy)
+    with standing(two.rigs):
+        stream = await two.submit()
+        (other,) = [one for one in two.rigs if one is not two.busy]
+        two.fleet.retire(other.frontends[0].worker)
+        await lose(two.busy)
     with pytest.raises(WorkerLost):
         await tokens(stream)
     await stream.close()
@@ -153,11 +152,10 @@ async def test_if_nobody_is_left_to_go_on_with_the_items_are_counted_all_the_sam
 
 async def test_what_a_client_sent_counts_at_the_first_worker_that_took_it_and_nowhere_else_D8(two: Workers) -> None:
     """Controls: what a frontend rendered counts at none; what the first one did not take counts at the second."""
-    for one in two.rigs:
-        one.engine.pause_s = 0.1
-    stream = await two.submit(of_client=True)
-    assert two.client_queries == [0, 1]
-    await lose(two.busy)
+    with standing(two.rigs):
+        stream = await two.submit(of_client=True)
+        assert two.client_queries == [0, 1]
+        await lose(two.busy)
     assert await tokens(stream) == expected([1])
     assert [one.engine.submissions for one in two.rigs] == [1, 1]
     assert two.client_queries == [0, 1]
@@ -173,13 +171,12 @@ async def test_what_a_client_sent_counts_at_the_first_worker_that_took_it_and_no
 
 
 async def test_load_is_what_we_know_of_our_own_and_what_the_worker_tells_of_others(two: Workers) -> None:
-    for one in two.rigs:
-        one.engine.pause_s = 0.05
-    streams = [await two.submit() for _ in range(3)]
-    loads = [side.worker.load for side in two.sides]
-    assert sum(loads) == 3, "at once, without a word of the worker's"
-    await until(lambda: any(side.worker.holding(digest_of(1)) for side in two.sides))
-    assert [side.worker.load for side in two.sides] == loads, "what it tells with its items are ours"
+    with standing(two.rigs):
+        streams = [await two.submit() for _ in range(3)]
+        loads = [side.worker.load for side in two.sides]
+        assert sum(loads) == 3, "at once, without a word of the worker's"
+        await until(lambda: any(side.worker.holding(digest_of(1)) for side in two.sides))
+        assert [side.worker.load for side in two.sides] == loads, "what it tells with its items are ours"
     for stream in streams:
         await tokens(stream)
     assert sum(side.worker.load for side in two.sides) == 0, "answered, although not closed"
@@ -346,3 +343,20 @@ async def test_a_worker_that_has_not_come_yet_is_waited_for_without_a_warning(
         await until(lambda: not worker.is_connected)
         assert caplog.records[-1].levelname == "WARNING"
         running.cancel()
+
+
+async def test_the_wait_for_an_engine_does_not_run_out_while_one_is_paused_S22(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was under way in an engine that was killed is tried alone, and the others wait for that. If the next engine
+    is paused, they were refused after 30 s."""
+    monkeypatch.setattr("semel.fleet.fleet.IDLE_WORKER_TIMEOUT_S", 0.05)
+    worker = UnlinkedWorker(0)
+    fleet = Fleet([worker])
+    worker.is_paused = True
+    worker.on_change()
+    waiting = asyncio.create_task(fleet._wait_while(lambda: True))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    worker.is_paused = False
+    worker.on_change()
+    assert not await waiting, "it is over after its time"
+    assert await fleet._wait_while(lambda: False)

@@ -26,7 +26,7 @@ from semel.fleet.slice_watch import ApiError, Expired, SliceSource
 from semel.lab.testing.kubernetes import Pod, SliceServer, slice_of
 from semel.settings.environment import kubernetes_api as api_of_cluster
 from tests.fleet.test_membership import PAUSE_S, Frontend, connect, tokens
-from tests.fleet.workers import several
+from tests.fleet.workers import several, standing
 from tests.waiting import until
 from tests.worker.pairing import expected
 
@@ -362,11 +362,12 @@ async def test_a_pod_that_ends_answers_what_it_has_and_gets_nothing_new(tmp_path
             await frontend.members.join(address)
         following = asyncio.create_task(frontend.members.run(directory.lists()))
         await until(lambda: frontend.serving == {a.listener.address})
-        stream = await frontend.submit(1)
-        await rig_.server.put(slice_of("s-1", [pod(1, is_terminating=True), pod(2)]))
-        await until(lambda: frontend.serving == {b.listener.address})
-        assert frontend.linked == set(places.values()), "it is still listened to"
-        assert await tokens(await frontend.submit(2)) == expected([2])
+        with standing([a]):
+            stream = await frontend.submit(1)
+            await rig_.server.put(slice_of("s-1", [pod(1, is_terminating=True), pod(2)]))
+            await until(lambda: frontend.serving == {b.listener.address})
+            assert frontend.linked == set(places.values()), "it is still listened to"
+            assert await tokens(await frontend.submit(2)) == expected([2])
         assert await tokens(stream) == expected([1])
         await until(lambda: frontend.linked == {b.listener.address})
         assert [one.engine.submissions for one in (a, b)] == [1, 1]

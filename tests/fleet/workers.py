@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -30,6 +30,19 @@ async def several(folder: Path, names: str = "ab", **options: Any) -> AsyncItera
             (folder / name).mkdir(mode=0o700)
             made.append(await stack.enter_async_context(rig(folder / name, **options)))
         yield made
+
+
+@contextmanager
+def standing(rigs: Iterable[Rig]) -> Iterator[None]:
+    """Inside, the engines take requests and make no step: no answer begins, however long something else takes."""
+    engines = [one.engine for one in rigs]
+    for engine in engines:
+        engine.hangs = True
+    try:
+        yield
+    finally:
+        for engine in engines:
+            engine.hangs = False
 
 
 @dataclass

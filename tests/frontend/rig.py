@@ -27,6 +27,7 @@ from semel.telemetry.spans import NO_TRACING, Tracing
 from semel.wire.zmq import Backoff, FrontendLink, WorkerListener, memory_path
 from semel.worker.worker import Worker
 from tests.waiting import until
+from tests.worker.adapting import AdaptingEngine
 
 KEY = Key(bytes(range(32)))
 MAX_IMAGES = 8
@@ -107,7 +108,8 @@ async def rig(
         borrowers = await stack.enter_async_context(Borrower(path))
         link = FrontendLink(address, key=KEY, frontend_id="f", backoff=Backoff(first_s=0.01, max_s=0.05))
         remote = RemoteWorker(await stack.enter_async_context(link), memory=memory, lookups=lookups, meter=meter)
-        worker = Worker(engine, listener, borrowers, tracing=tracing)
+        adapters = engine if isinstance(engine, AdaptingEngine) else None
+        worker = Worker(engine, listener, borrowers, tracing=tracing, adapters=adapters)
         tasks = [
             asyncio.create_task(worker.run()),
             asyncio.create_task(remote.run()),

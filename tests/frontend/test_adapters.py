@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from semel.core import Adapter, Contract, Keyring
-from semel.errors import ConfigError, ModelNotFound
-from semel.lab.testing.engine import EchoEngine
+from semel.core import Keyring
+from semel.errors import ConfigError
 from semel.settings.frontend import ApiKeySettings
 from semel.telemetry import Meter
 from semel.worker.admin import create_admin_app
 from tests.frontend.rig import Rig, rig
 from tests.render.drawn import Drawing
 from tests.waiting import until
+from tests.worker.adapting import AdaptingEngine
 
 KEY = "an-operator-s-key-0123456789"
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
@@ -30,39 +28,6 @@ APIS: dict[str, dict[str, Any]] = {
     "/v1/messages": CHAT,
     "/inference/v1/generate": {"token_ids": [1, 1, 1], "sampling_params": {"max_tokens": 4}},
 }
-LOADED = Adapter("sql", "/adapters/sql", "1", "tiny")
-
-
-class AdaptingEngine(EchoEngine):
-    """Its adapters have no weights."""
-
-    def __init__(self, contract: Contract) -> None:
-        super().__init__(replace(contract, adapters=(LOADED,)))
-        self.on_change: Any = lambda: None
-        self.contents = count(2)
-
-    async def load(self, name: str, path: str, *, in_place: bool = False, is_3d_weight: bool = False) -> None:
-        assert not is_3d_weight
-        if path == "/nowhere":
-            raise ModelNotFound.of("lora_path", f"there is no adapter at {path}")
-        others = self._but(name)
-        assert in_place or len(others) == len(self._adapters)
-        self._set(*others, Adapter(name, path, str(next(self.contents)), "tiny"))
-
-    async def unload(self, name: str) -> None:
-        self._set(*self._but(name))
-
-    @property
-    def _adapters(self) -> tuple[Adapter, ...]:
-        assert isinstance(self.contract.adapters, tuple)
-        return self.contract.adapters
-
-    def _but(self, name: str) -> list[Adapter]:
-        return [one for one in self._adapters if one.name != name]
-
-    def _set(self, *adapters: Adapter) -> None:
-        self.contract = replace(self.contract, adapters=adapters)
-        self.on_change()
 
 
 @pytest.fixture
@@ -74,7 +39,6 @@ async def app(tmp_path: Path, drawing: Drawing) -> AsyncIterator[Rig]:
 @pytest.fixture
 async def operator(app: Rig) -> AsyncIterator[httpx.AsyncClient]:
     engine: Any = app.engine
-    engine.on_change = app.served.tell_adapters
     admin = create_admin_app(engine, Meter(), key=KEY, count=lambda *_: None, reset=app.engine.reset, adapters=engine)
     bearer = {"Authorization": f"Bearer {KEY}"}
     transport = httpx.ASGITransport(admin, client=("127.0.0.1", 1))
@@ -149,7 +113,7 @@ async def test_what_an_operator_loads_and_unloads_frontends_serve_from_then_on(
     assert list(await listed(app)) == ["tiny", "sql", "law"]
     assert (await app.ok("/v1/chat/completions", {**CHAT, "model": "law"}))["model"] == "law"
     before = app.service.serving().fleet.adapters["law"].content
-    await operator.post("/v1/load_lora_adapter", json={**body, "load_inplace": True})
+    await operator.post("/v1/load_lora_adapter", json={**body, "lora_path": "/adapters/law-2", "load_inplace": True})
     await until(lambda: app.service.serving().fleet.adapters["law"].content != before)
     done = await operator.post("/v1/unload_lora_adapter", json={"lora_name": "law"})
     assert (done.status_code, done.text) == (200, "Success: LoRA adapter 'law' removed successfully.")

@@ -443,6 +443,10 @@ async def test_a_store_that_hangs_delays_an_answer_once_and_gets_the_name_when_i
     assert {value for metric, value, _ in shared.samples() if "unshared" in metric.name} == {
         3 + 2
     }  # looked for, written
+    monkeypatch.setattr(shared_names, "_TIMEOUT_S", 60.0)
+    for pipeline in world.pipelines:
+        assert pipeline.files.shared is not None
+        pipeline.files.shared._breaker._timeout_s = 60.0
     assert await meant(world, 1) == 404
     shared._breaker._open_until_s.clear()
     assert [await meant(world, 0), await meant(world, 1)] == [1, 1]

@@ -325,7 +325,7 @@ async def test_a_process_is_replaced_and_one_that_is_killed_at_work_costs_no_ite
 @pytest.mark.slow
 async def test_an_item_whose_process_is_stopped_is_made_by_another_S29(tiny: Folder) -> None:
     """Control: it stands still for good; without a second try the item is 503."""
-    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=2, timeout_s=2.0)
+    pool = await Pool.start(tiny("qwen2-vl"), TARGET, processes=2, timeout_s=4.0)
     try:
         await until(lambda: len(pool.pids) == 2, within_s=LOADING_S)
         os.kill(pool.pids[0], signal.SIGSTOP)

@@ -75,4 +75,4 @@ def test_control_a_copy_that_needs_a_thread_of_the_loop_waits_for_the_texts_and_
 
     monkeypatch.setattr(Staging, "copy_to", copy_to)
     with pytest.raises(NotReady, match="stood still"):
-        asyncio.run(check_all_is_done(timeout_s=0.5))
+        asyncio.run(check_all_is_done(timeout_s=2.5))

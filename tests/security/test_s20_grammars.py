@@ -288,17 +288,17 @@ async def test_the_engine_compiles_one_grammar_of_a_tenant_at_a_time_and_what_it
 
 async def test_what_takes_too_long_is_refused_in_time_and_remembered_and_nothing_goes_on_S20(sink: Sink) -> None:
     """With vLLM alone this schema of 7 KB takes all of a thread for minutes, and gigabytes."""
-    async with embedded(sink, GrammarLimits(compile_s=0.5)) as engine:
+    async with embedded(sink, GrammarLimits(compile_s=3.0)) as engine:
         process = await engine.grammars._process()
         assert process is not None
         start = time.monotonic()
         with pytest.raises(
-            InvalidRequest, match=r"^response_format or structured_outputs.json: it takes more than 0.5 s"
+            InvalidRequest, match=r"^response_format or structured_outputs.json: it takes more than 3 s"
         ):
             await engine.submit(submission(json=dear_schema()))
         assert time.monotonic() - start < 10
         assert children(process.pid) == []
-        with pytest.raises(InvalidRequest, match=r"more than 0\.5 s"):
+        with pytest.raises(InvalidRequest, match="more than 3 s"):
             await engine.submit(submission(json=dear_schema()))
         assert counts(engine.grammars)["too_slow"] == 1
         assert counts(engine.grammars)["remembered"] == 1

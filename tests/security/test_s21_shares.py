@@ -275,8 +275,9 @@ async def test_what_waits_for_a_slow_reader_is_called_back_for_another_tenant(
     async with frontend(folder, parts_renderer, BudgetLimits(1 << 20, 128 << 20)) as one:
         reader = await request_without_reading(one, "acme")
         await until(lambda: one.budget.in_flight > len(TEXT) * OUTPUTS)
+        await until(lambda: not any(it._unfinished for it in one.app.worker._streams.values()))  # the flood has come
         waiting = -1
-        while waiting != one.budget.in_flight:  # the flood has come
+        while waiting != one.budget.in_flight:  # and the connection takes no more of it
             waiting = one.budget.in_flight
             await asyncio.sleep(0.05)
         one.budget._bytes.shares.capacity = waiting  # as if that were all

@@ -116,12 +116,15 @@ async def test_a_mutant_whose_fault_is_an_exception_and_no_crash_is_found_S6(
         await check_a_crash_costs_one_request(pool, Media("image", b"no image"), monkeypatch)
 
 
+LOAD_S = 5.0
+
+
 async def slowest_beside_crashes(pool: Pool, monkeypatch: pytest.MonkeyPatch, seed: int) -> float:
-    """How long a tenant's images wait at most while another one's crash process after process; loading takes 1 s."""
+    """How long a tenant's images wait at most while another one's crash process after process, which load slowly."""
     add, now = ProcessSet._add, asyncio.get_running_loop().time
 
     async def adding(self: ProcessSet) -> PoolProcess:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(LOAD_S)
         return await add(self)
 
     monkeypatch.setattr(ProcessSet, "_add", adding)
@@ -155,7 +158,7 @@ async def test_a_tenant_whose_media_crash_processes_takes_not_the_last_one_from_
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anyone can write such an item: a page of a document that unpacks to more memory than a process may use."""
-    assert await slowest_beside_crashes(pool, monkeypatch, 100) < 0.5
+    assert await slowest_beside_crashes(pool, monkeypatch, 100) < LOAD_S / 2
 
 
 @pytest.mark.slow
@@ -171,4 +174,4 @@ async def test_a_mutant_that_forgets_whose_item_ended_a_process_leaves_others_wi
             return super().next_for(slots)
 
     monkeypatch.setattr(pool, "_waiting", Forgiving())
-    assert await slowest_beside_crashes(pool, monkeypatch, 300) > 0.5
+    assert await slowest_beside_crashes(pool, monkeypatch, 300) > LOAD_S / 2

@@ -17,6 +17,7 @@ from semel.store.names import StoredFile
 from semel.store.store import MediaStore
 from semel.store.upload import FRONTEND, Payer
 from tests.store.stores import FaultyObjects, all_of, in_memory, store_over, upload_of
+from tests.waiting import until
 
 FILES = 163_840
 EVICTED = 1_024
@@ -100,12 +101,14 @@ class SlowDeletion(FaultyObjects):
     def __init__(self) -> None:
         super().__init__(in_memory())
         self.begun, self.let = asyncio.Event(), asyncio.Event()
+        self.deleted = 0
 
     async def delete(self, paths: Iterable[str], *, payer: Payer = FRONTEND) -> None:
         if doomed := [*paths]:
             self.begun.set()
             await self.let.wait()
             await super().delete(doomed, payer=payer)
+            self.deleted += len(doomed)
 
 
 async def unindexed(monkeypatch: pytest.MonkeyPatch | None) -> int:
@@ -122,8 +125,10 @@ async def unindexed(monkeypatch: pytest.MonkeyPatch | None) -> int:
     with contextlib.suppress(asyncio.CancelledError):
         await putting
     objects.let.set()
-    for _ in range(100):
-        await asyncio.sleep(0.001)
+    if monkeypatch is None:
+        await until(lambda: objects.deleted == 4)
+    else:
+        await asyncio.sleep(0.1)  # it is not deleted any more
     listed = [path async for page in objects.objects.list("") for path, _ in page]
     return len(listed) - len(await all_of(store)) - len(await all_of(store, "umbra"))
 

@@ -266,11 +266,13 @@ async def test_a_shutdown_of_vllm_drains_the_worker_before_its_engine_ends(tiny:
         stream = await server.submit(0, tokens=200)
         outputs = stream.__aiter__()
         await anext(outputs)
+        server.core.pace_s = 0.05  # it goes on while the shutdown begins
         ending = asyncio.create_task(asyncio.to_thread(server.llm.shutdown, timeout=30.0))
         await until(lambda: server.remote.reason != "")
         assert server.core.ended_with == []
         with pytest.raises(SemelError):  # nothing more is taken
             await server.ask_semel(1)
+        server.core.pace_s = 0.001
         assert sum([len(output.token_ids) async for output in outputs]) == 199
         await stream.close()
         await ending
@@ -284,6 +286,7 @@ async def test_without_time_to_drain_a_stream_ends_as_lost_and_not_as_an_answer(
         stream = await server.submit(0, tokens=1_000)
         outputs = stream.__aiter__()
         await anext(outputs)
+        server.core.pace_s = 0.05
         await asyncio.to_thread(server.llm.shutdown, timeout=0)
         with pytest.raises(SemelError):
             _ = [output async for output in outputs]

@@ -82,6 +82,13 @@ async def served(app: ASGIApp, **limits: float) -> AsyncIterator[Served]:
         yield made
 
 
+async def asking(port: int, data: bytes, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that has sent this before it is accepted: in time, however busy the machine is."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(data)
+    return await asyncio.open_connection(sock=connection, **options)
+
+
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     async with asyncio.timeout(WITHIN_S):
         return await reader.read()
@@ -132,8 +139,8 @@ async def test_a_naive_server_waits_for_headers_for_ever_S18() -> None:
 async def test_one_that_has_asked_and_waits_is_not() -> None:
     app = App()
     async with served(app, idle_s=0.1, headers_s=0.1) as made:
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        reader, writer = await asking(made.port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.wait_for(app.asked.wait(), WITHIN_S)
         await asyncio.sleep(0.3)
         app.let.set()
         async with asyncio.timeout(WITHIN_S):
@@ -214,8 +221,7 @@ UPGRADE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x", 
 )
 async def test_bytes_that_begin_no_request_keep_no_connection_open_S18(sent: bytes, later: bytes) -> None:
     async with served(Hasty(), idle_s=0.3, headers_s=0.3) as made:
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        writer.write(sent)
+        reader, writer = await asking(made.port, sent)
         if later:
             async with asyncio.timeout(WITHIN_S):
                 await reader.readuntil(b"no")
@@ -227,8 +233,7 @@ async def test_bytes_that_begin_no_request_keep_no_connection_open_S18(sent: byt
 
 async def test_nor_do_they_if_they_keep_coming_S18() -> None:
     async with served(Hasty(), idle_s=0.3) as made:
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        writer.write(post(1_000_000))
+        reader, writer = await asking(made.port, post(1_000_000))
         reading = asyncio.create_task(reader.read())
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(WITHIN_S):
@@ -242,8 +247,7 @@ async def test_nor_do_they_if_they_keep_coming_S18() -> None:
 async def test_headers_that_began_before_the_last_answer_was_over_have_their_own_time() -> None:
     app = App()
     async with served(app, idle_s=0.2) as made:
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHos")
+        reader, writer = await asking(made.port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHos")
         await asyncio.wait_for(app.asked.wait(), WITHIN_S)
         app.let.set()
         async with asyncio.timeout(WITHIN_S):
@@ -315,9 +319,8 @@ async def test_a_client_that_never_reads_the_end_of_its_last_answer_is_given_up_
         await send({"type": "http.response.body", "body": b""})
 
     async with served(filling, idle_s=0.1, stall_s=0.2) as made:
-        _, writer = await asyncio.open_connection("127.0.0.1", made.port, limit=1)
+        _, writer = await asking(made.port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", limit=1)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await until(lambda: made.counted == ["client_stalled"], within_s=WITHIN_S)
         writer.transport.abort()
 
@@ -371,13 +374,16 @@ async def test_a_connection_that_says_nothing_is_closed_after_the_shorter_patien
 async def test_after_a_response_a_connection_may_be_idle_for_longer_S25() -> None:
     app = App()
     app.let.set()
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
     async with served(app, first_s=0.1) as made:
-        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        reader, writer = await asking(made.port, request)
         for _ in range(2):
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             async with asyncio.timeout(WITHIN_S):
                 await reader.readuntil(b"0\r\n\r\n")
             await asyncio.sleep(0.3)  # longer than the patience before a first request
+            writer.write(request)
+        async with asyncio.timeout(WITHIN_S):
+            await reader.readuntil(b"0\r\n\r\n")
         writer.close()
         assert not made.server._admission.closed
 

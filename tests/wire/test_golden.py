@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from semel.cache import Lease
-from semel.core import Adapter, FeatureInfo, Trace
+from semel.core import Adapter, AdapterChange, FeatureInfo, Trace
 from semel.errors import ProtocolError
 from semel.ledger import Announcement
 from semel.wire.codec import FROM_FRONTEND, FROM_WORKER, decode, encode, pack
@@ -24,6 +24,7 @@ from semel.wire.messages import (
     Adapters,
     Bye,
     Challenge,
+    ChangeAdapter,
     Chunk,
     Credit,
     Delta,
@@ -51,6 +52,7 @@ from tests.wire.examples import CONTRACT, LAYOUT, TRACE, digest_of, feature_of_r
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 FEATURE: Final = feature_of_rows(2)
+CHANGE: Final = AdapterChange("sql", 1_700_000_000_000_000, "/adapters/sql", "0f" * 16)
 FULL: Final = Delta(
     "r3",
     0,
@@ -96,7 +98,8 @@ EXAMPLES: Final[tuple[tuple[Message, tuple[memoryview, ...]], ...]] = (
     (to_status(Announcement(3, 4, (digest_of(7),), HOLDINGS, more=True), 5, 6, True), ()),
     (Need("r1", (digest_of(5),)), ()),
     (Forget(), ()),
-    (Adapters((Adapter("sql", "/adapters/sql", "0f" * 16, "tiny"),)), ()),
+    (Adapters((Adapter("sql", "/adapters/sql", "0f" * 16, "tiny"),), (CHANGE,)), ()),
+    (ChangeAdapter(CHANGE), ()),
 )
 
 

@@ -22,6 +22,7 @@ from semel.worker.turns import EngineTurns
 from semel.worker.worker import Worker
 from tests.waiting import until
 from tests.wire.examples import CONTRACT, KEY, LAYOUT, digest_of, feature_of_rows
+from tests.worker.adapting import AdaptingEngine
 
 ITEM_BYTES = feature_of_rows(100).nbytes
 REQUEST_IDS = itertools.count()
@@ -123,7 +124,9 @@ async def rig(
         path = memory_path(address)
         assert path is not None
         borrowers = await stack.enter_async_context(Borrower(path))
-        worker = Worker(engine, listener, borrowers, turns=EngineTurns(window), progress_s=progress_s)
+        adapters = engine if isinstance(engine, AdaptingEngine) else None
+        turns = EngineTurns(window)
+        worker = Worker(engine, listener, borrowers, turns=turns, progress_s=progress_s, adapters=adapters)
         tasks = [asyncio.create_task(worker.run())]
         made = [await _frontend(stack, address, tasks, number, shared_items, limits) for number in range(frontends)]
         try:

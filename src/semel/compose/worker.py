@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from semel.embeddings.settings import EmbeddingStoreSettings
-    from semel.engine import Engine
+    from semel.engine import Engine, EngineAdapters
     from semel.engine.vllm.engine import VllmEngine
     from semel.engine.vllm.plugins.encoder_metrics import EncoderPage
     from semel.engine.vllm.tier.config import TierConfig
@@ -115,7 +115,7 @@ async def run_worker(settings: WorkerSettings, flags: Sequence[str]) -> None:
             window = None if settings.turns.disable_tenant_turns else engine.window
             async with _running(engine.log_statistics()), _embedding_sync(encoder.store, keys, engine) as sync:
                 admin = partial(_admin, settings, engine, page, sync)
-                await serve_engine(settings, keys, engine, admin, window, sync)
+                await serve_engine(settings, keys, engine, admin, window, sync, adapters=engine.adapters)
         finally:
             await engine.close()
 
@@ -129,6 +129,7 @@ async def serve_engine(
     sync: EmbeddingSync | None = None,
     stopping: ShutdownSignal | None = None,
     on_listening: Callable[[], None] = lambda: None,
+    adapters: EngineAdapters | None = None,
 ) -> None:
     """Serve an engine that is there until SIGTERM, then let its requests end; a second one ends it at once.
 
@@ -169,6 +170,7 @@ async def serve_engine(
             progress_s=progress_s,
             submit=submit,
             updates=CacheUpdates(settings.sessions.announce_interval_s),
+            adapters=adapters,
         )
         if settings.admin.admin_port is not None and admin is not None:
             await stack.enter_async_context(admin(worker, meter))
@@ -215,8 +217,6 @@ async def _admin(
     control = WorkerControl(engine.control, worker) if is_dev_mode() else None
     if control is not None:
         logger.warning("%s is set: the admin key can pause the engine and change its weights", DEV_MODE)
-    if engine.adapters is not None:
-        engine.adapters.watchers.append(worker.tell_adapters)
     lookups = CacheLookups()
     for read in (
         page.samples,

@@ -1,6 +1,6 @@
 """Values without I/O: digests, media, features, prompts. Of semel, imports only itself and `semel.errors`."""
 
-from semel.core.adapter import MAX_ADAPTER_NAME_CHARS, Adapter
+from semel.core.adapter import MAX_ADAPTER_NAME_CHARS, Adapter, AdapterChange, LatestChanges
 from semel.core.contract import PROBE_BYTES, AnswerSettings, Contract, Field, Normalisation, Probes, Rendering, Target
 from semel.core.digest import Digest, Identity, Key, Tenant, digest, frame, hash_parts, tenant_name
 from semel.core.embedding import FORM_DTYPES, Form, PrefetchedOutput, form_bytes
@@ -26,6 +26,7 @@ __all__ = [
     "TOKEN_BYTES",
     "VIDEO_OPTIONS",
     "Adapter",
+    "AdapterChange",
     "AnswerParsing",
     "AnswerSettings",
     "Assembly",
@@ -40,6 +41,7 @@ __all__ = [
     "Item",
     "Key",
     "Keyring",
+    "LatestChanges",
     "Layout",
     "LruMap",
     "Mask",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-__all__ = ["MAX_ADAPTER_NAME_CHARS", "Adapter"]
+from msgspec import Meta
+
+__all__ = ["MAX_ADAPTER_NAME_CHARS", "Adapter", "AdapterChange", "LatestChanges"]
 
 MAX_ADAPTER_NAME_CHARS: Final = 128
+_MAX_CHANGES: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +29,47 @@ class Adapter:
 
     parent: str
     """The name of the model that it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterChange:
+    """A load or unload that an operator asked one worker for, and that all others follow."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_NAME_CHARS)]
+    time_us: int
+    """By the clock of that worker, and later than that of any change of this name that it knew."""
+
+    root: Annotated[str, Meta(max_length=4_096)] = ""
+    content: Annotated[str, Meta(max_length=64)] = ""
+    """Empty for an unload."""
+
+    is_3d_weight: bool = False
+
+
+class LatestChanges:
+    """The last change of each name, of up to 1,024 names."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, AdapterChange] = {}
+
+    def __iter__(self) -> Iterator[AdapterChange]:
+        return iter(tuple(self._by_name.values()))
+
+    def get(self, name: str) -> AdapterChange | None:
+        """Return the last change of a name."""
+        return self._by_name.get(name)
+
+    def is_new(self, change: AdapterChange) -> bool:
+        """Return whether nothing as late is known of its name. Of two at the same time all choose the same one."""
+        known = self._by_name.get(change.name)
+        return known is None or (change.time_us, change.content) > (known.time_us, known.content)
+
+    def note(self, change: AdapterChange) -> bool:
+        """Take note of a change; returns whether it is new."""
+        if not self.is_new(change):
+            return False
+        self._by_name.pop(change.name, None)
+        self._by_name[change.name] = change
+        if len(self._by_name) > _MAX_CHANGES:
+            del self._by_name[next(iter(self._by_name))]
+        return True

@@ -10,11 +10,21 @@ lends blocks to outputs that it has fetched for requests, and reads outputs that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from semel.core import Contract, Digest, Feature, FeatureInfo, Form, Output, PrefetchedOutput, Submission
+from semel.core import (
+    AdapterChange,
+    Contract,
+    Digest,
+    Feature,
+    FeatureInfo,
+    Form,
+    Output,
+    PrefetchedOutput,
+    Submission,
+)
 from semel.engine.progress import StepWatch
 from semel.engine.tier_events import TierEvent
 
@@ -215,6 +225,18 @@ class EngineControl(Protocol):
 
 class EngineAdapters(Protocol):
     """The LoRA adapters of an engine. A name that is loaded again with other weights is answered by these alone."""
+
+    watchers: list[Callable[[], None]]
+    """Called when the adapters or their changes are others."""
+
+    @property
+    def changes(self) -> Iterable[AdapterChange]:
+        """The last change of each name, here or at another worker."""
+        ...
+
+    async def follow(self, change: AdapterChange) -> None:
+        """Do what an operator asked another worker for, unless there was a later change."""
+        ...
 
     async def load(self, name: str, path: str, *, in_place: bool = False, is_3d_weight: bool = False) -> None:
         """Load an adapter. `in_place` lets it replace one with its name, for requests that come from now on."""

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from semel.core import Adapter, Contract, Digest, FeatureInfo, Submission
 from semel.errors import NotReady, SemelError, WorkerLost
+from semel.fleet.adapters import FleetAdapters
 from semel.fleet.balance import Balance
 from semel.fleet.compatibility import Difference, RefusalReason, cell_difference, first_difference
 from semel.fleet.pending import PendingRequests
@@ -69,9 +70,7 @@ class Fleet:
         self._serving = 0  # the set of those that serve
         self._serving_names: frozenset[str] = frozenset()
         self._paused = 0  # of those that serve, the set of those whose engine is paused
-        self.adapters: Mapping[str, Adapter] = {}
-        """Those that a worker which serves has, by name."""
-        self._with_adapter: Mapping[str, int] = {}  # by its name, the set of those that serve and have it
+        self._adapters = FleetAdapters()
         self._stale: set[RemoteWorker] = set()  # those whose load may be another than the balance knows
         self._incarnations: dict[str, bytes] = {}  # of the processes that were last met, by the names of workers
         self._check: ContractCheck | None = None
@@ -115,6 +114,11 @@ class Fleet:
         """The workers that are there and not used, because they differ from the fleet or from us."""
         own = {worker: code for worker in self._workers if (code := worker.refusal) is not None}
         return {**own, **{worker: difference.reason for worker, difference in self._refused.items()}}
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """Those that the workers which serve have, or are to have, by name."""
+        return self._adapters.by_name
 
     def add(self, worker: RemoteWorker) -> None:
         """Let a worker serve whenever it is connected and answers as the others do."""
@@ -210,7 +214,8 @@ class Fleet:
         if without:
             serving &= ~self._set_of(without)
         if not serving:
-            raise NotReady(f"{self.reason}; try again in a moment")
+            reason = self.reason if adapter is None or not self._serving else "the adapter is being loaded"
+            raise NotReady(f"{reason}; try again in a moment")
         # If only ejected or paused ones are left, one of them is still better than none.
         among = serving & ~self._left_out() or serving
         if among.bit_count() == 1:
@@ -221,7 +226,7 @@ class Fleet:
 
     def _able(self, adapter: str | None) -> int:
         """Return the set of those that serve and have an adapter, if one is named."""
-        return self._serving if adapter is None else self._with_adapter.get(adapter, 0)
+        return self._serving if adapter is None else self._adapters.holders(adapter)
 
     def choose_holder(
         self, digests: Iterable[Digest], cached: Container[Digest], *, adapter: str | None = None
@@ -308,23 +313,31 @@ class Fleet:
 
     async def _wait_for_isolated_retry(self, content: Content) -> None:
         """Wait while the same content is tried after an engine died, but not for ever: most often it is innocent."""
-        deadline = asyncio.get_running_loop().time() + IDLE_WORKER_TIMEOUT_S
-        while self._health.quarantine.has_isolated_retry(content):
-            if asyncio.get_running_loop().time() > deadline:
-                return  # it is refused then
-            await asyncio.sleep(_IDLE_WORKER_POLL_S)
+        await self._wait_while(partial(self._health.quarantine.has_isolated_retry, content))  # or it is refused
 
     async def _wait_for_idle_worker(self, lost: RemoteWorker, policy: RetryPolicy, error: SemelError) -> None:
         """Wait until a request that may have killed an engine can have another one to itself, but not for ever."""
         if not policy.needs_idle_worker:
             return
-        deadline = asyncio.get_running_loop().time() + IDLE_WORKER_TIMEOUT_S
-        while others := [worker for worker in self._admitted if worker is not lost]:
-            if any(policy.may_retry_at(worker.name) for worker in others):
-                return
-            if asyncio.get_running_loop().time() > deadline:
-                raise error
+
+        def are_others_busy() -> bool:
+            others = [worker.name for worker in self._admitted if worker is not lost]
+            return bool(others) and not any(map(policy.may_retry_at, others))
+
+        if not await self._wait_while(are_others_busy):
+            raise error
+
+    async def _wait_while(self, is_so: Callable[[], bool]) -> bool:
+        """Wait while something is so, but not for ever: False then. The time stands still while an engine is paused."""
+        loop, left_s = asyncio.get_running_loop(), IDLE_WORKER_TIMEOUT_S
+        while is_so():
+            if left_s <= 0:
+                return False
+            before = loop.time()
             await asyncio.sleep(_IDLE_WORKER_POLL_S)  # rare enough: only after an engine has died
+            if not self._paused:
+                left_s -= loop.time() - before
+        return True
 
     def load(self, worker: RemoteWorker) -> int:
         """Count the requests that a worker is answering or about to, and those that it has just failed."""
@@ -389,20 +402,8 @@ class Fleet:
         self._serving = self._set_of(self._admitted)
         self._serving_names = frozenset(worker.name for worker in self._admitted)
         self._paused = self._set_of(worker for worker in self._admitted if worker.is_paused)
-        self._review_adapters()
+        self._adapters.review({worker: self._numbers[worker] for worker in self._admitted})
         self._changed.set()
-
-    def _review_adapters(self) -> None:
-        """Note who of those that serve has which adapter."""
-        adapters: dict[str, Adapter] = {}
-        sets: dict[str, int] = {}
-        for worker in self._admitted:
-            for adapter in worker.adapters:
-                name = adapter.name
-                if adapters.setdefault(name, adapter).content != adapter.content:
-                    logger.warning("the worker at %s has other weights for the adapter %r", worker.name, name)
-                sets[name] = sets.get(name, 0) | 1 << self._numbers[worker]
-        self.adapters, self._with_adapter = adapters, sets
 
     def _reason_against(self, contract: Contract) -> Difference | None:
         if (other := cell_difference(self._cell, contract)) is not None:

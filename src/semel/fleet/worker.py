@@ -18,7 +18,16 @@ from typing import Final
 from msgspec import UNSET
 
 from semel.cache import SharedCache
-from semel.core import Adapter, Contract, Digest, Feature, FeatureInfo, Submission
+from semel.core import (
+    Adapter,
+    AdapterChange,
+    Contract,
+    Digest,
+    Feature,
+    FeatureInfo,
+    LatestChanges,
+    Submission,
+)
 from semel.errors import EngineDead, EngineHung, InvalidRequest, NotReady, ProtocolError, SemelError, ServiceError
 from semel.fleet.compatibility import RefusalReason, first_difference
 from semel.fleet.lending import Lending
@@ -29,7 +38,20 @@ from semel.render import MakeFeature
 from semel.telemetry import CacheLookups, Meter, metrics
 from semel.wire.events import Closed, Event, Reset
 from semel.wire.keys import TransportKeys
-from semel.wire.messages import Abort, Accepted, Adapters, Delta, Draining, Failed, Forget, Need, Pooled, Resume, Status
+from semel.wire.messages import (
+    Abort,
+    Accepted,
+    Adapters,
+    ChangeAdapter,
+    Delta,
+    Draining,
+    Failed,
+    Forget,
+    Need,
+    Pooled,
+    Resume,
+    Status,
+)
 from semel.wire.translation import to_announcement, to_submit
 from semel.wire.zmq import Connected, FrontendLink, LinkSession
 
@@ -81,6 +103,8 @@ class RemoteWorker:
         self._was_hung = False
         self.is_paused = False  # its engine makes no steps on purpose: what is submitted waits there
         self.adapters: tuple[Adapter, ...] = ()  # that its engine has
+        self.adapter_changes: tuple[AdapterChange, ...] = ()  # that it knows
+        self._announced_changes: LatestChanges | None = None  # these, and what it was sent; None until it has said any
         self._forgetting: asyncio.TimerHandle | None = None  # until then a lost worker may come back, and go on
         self.on_change: Callable[[], None] = lambda: None  # called at once whenever the worker comes or goes
         self.on_load: Callable[[], None] = lambda: None  # called whenever its load may have changed
@@ -121,6 +145,19 @@ class RemoteWorker:
     def holding(self, digest: Digest) -> FeatureInfo | None:
         """Return what the worker has announced of an item."""
         return self._ledger.holding(digest)
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Return whether its engine takes any."""
+        return self._announced_changes is not None
+
+    def follow(self, changes: Iterable[AdapterChange]) -> None:
+        """Pass on what other workers were asked for, unless this one knows: each change once in a session."""
+        if self._announced_changes is None or self._session is None or not self._session.takes_submits:
+            return
+        for change in changes:
+            if self._announced_changes.note(change):
+                self._session.send(ChangeAdapter(change))
 
     def enter(self, directory: Directory) -> int:
         """Let a directory know from now on which items the worker has. Returns the worker's number there."""
@@ -283,7 +320,7 @@ class RemoteWorker:
             case Pooled():
                 self._on_delta(event)
             case Adapters():
-                self._take_adapters(event.adapters)
+                self._take_adapters(event)
             case Forget():
                 if self._on_forget is not None:
                     self._on_forget()
@@ -304,6 +341,7 @@ class RemoteWorker:
             await self._lending.begin()
         self._last_loss = ""
         self.adapters = () if (adapters := connected.contract.adapters) is UNSET else adapters
+        self.adapter_changes, self._announced_changes = (), None
         self._become(connected.contract, "")
 
     def _take_status(self, status: Status) -> None:
@@ -316,10 +354,12 @@ class RemoteWorker:
         if not status.more:
             self._settled.set()
 
-    def _take_adapters(self, adapters: tuple[Adapter, ...]) -> None:
-        if adapters != self.adapters:
-            self.adapters = adapters
-            self.on_change()
+    def _take_adapters(self, announced: Adapters) -> None:
+        self.adapters, self.adapter_changes = announced.adapters, announced.changes
+        self._announced_changes = self._announced_changes or LatestChanges()
+        for change in announced.changes:
+            self._announced_changes.note(change)
+        self.on_change()
 
     def _resume(self) -> Resume | None:
         """Return what the link says of the last session when it opens another."""

@@ -12,7 +12,17 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from semel.core import MAX_ADAPTER_NAME_CHARS, Adapter, AnswerParsing, Contract, Digest, Modality, Origin, Trace
+from semel.core import (
+    MAX_ADAPTER_NAME_CHARS,
+    Adapter,
+    AdapterChange,
+    AnswerParsing,
+    Contract,
+    Digest,
+    Modality,
+    Origin,
+    Trace,
+)
 from semel.wire.limits import MAX_ITEMS, MAX_TENSORS
 
 __all__ = [
@@ -26,6 +36,7 @@ __all__ = [
     "Adapters",
     "Bye",
     "Challenge",
+    "ChangeAdapter",
     "Chunk",
     "Credit",
     "Delta",
@@ -59,7 +70,7 @@ __all__ = [
     "WorkerMessage",
 ]
 
-PROTOCOL: Final = 10
+PROTOCOL: Final = 11
 """Version of everything in this package that both ends must agree on."""
 
 NONCE_BYTES: Final = 32
@@ -249,6 +260,12 @@ class Drain(Struct, frozen=True, array_like=True, tag=25):
     """Frontend: it will submit nothing more in this session."""
 
 
+class ChangeAdapter(Struct, frozen=True, array_like=True, tag=28):
+    """Frontend: what an operator asked another worker for. It goes to workers whose contract has adapters."""
+
+    change: AdapterChange
+
+
 class Accepted(Struct, frozen=True, array_like=True, tag=40):
     """Worker: the features are resolved and the request is submitted; the frontend may release the bytes."""
 
@@ -381,15 +398,31 @@ class Adapters(Struct, frozen=True, array_like=True, tag=51):
     """Worker: all adapters that its engine has now, instead of those in its contract."""
 
     adapters: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_ITEMS)]
+    changes: Annotated[tuple[AdapterChange, ...], Meta(max_length=MAX_ITEMS)] = ()
+    """The last of each name that the worker knows."""
 
 
-ToWorker = Submit | Lend | Abort | Drain
+ToWorker = Submit | Lend | Abort | Drain | ChangeAdapter
 """The messages that a frontend may send."""
 
 ToFrontend = Accepted | Delta | Pooled | Failed | Draining | Status | Need | Forget | Adapters
 """The messages that a worker may send."""
 
-FrontendMessage = Hello | Proof | Submit | Abort | Payload | Chunk | Withdraw | Lend | Drain | Heartbeat | Credit | Bye
+FrontendMessage = (
+    Hello
+    | Proof
+    | Submit
+    | Abort
+    | Payload
+    | Chunk
+    | Withdraw
+    | Lend
+    | Drain
+    | ChangeAdapter
+    | Heartbeat
+    | Credit
+    | Bye
+)
 WorkerMessage = (
     Challenge
     | Welcome

@@ -22,7 +22,7 @@ from msgspec import UNSET, structs
 from semel.aio import in_slices
 from semel.cache import Borrower
 from semel.core import Digest, Feature, Output, Submission
-from semel.engine import Engine, Stream
+from semel.engine import Engine, EngineAdapters, Stream
 from semel.engine.observed import Observed
 from semel.errors import (
     EngineDead,
@@ -44,6 +44,7 @@ from semel.wire.messages import (
     Abort,
     Accepted,
     Adapters,
+    ChangeAdapter,
     Drain,
     Draining,
     Failed,
@@ -55,6 +56,7 @@ from semel.wire.messages import (
 )
 from semel.wire.outputs import to_delta, to_deltas
 from semel.wire.zmq import Peer, WorkerListener
+from semel.worker.adapter_changes import AdapterChanges
 from semel.worker.assembling import assemble, borrow
 from semel.worker.cache_updates import CacheUpdates, Load
 from semel.worker.progress_watch import until_hung
@@ -93,6 +95,7 @@ class Worker:
         progress_s: float = 0.0,
         submit: Submitting | None = None,
         updates: CacheUpdates[Peer] | None = None,
+        adapters: EngineAdapters | None = None,
     ) -> None:
         self.needs = 0
         """Features that were asked for."""
@@ -117,6 +120,9 @@ class Worker:
 
         self._leaving = self._draining = self._is_paused = False
         engine.watch(self._publisher)
+        self._adapters, self._adapter_changes = adapters, None if adapters is None else AdapterChanges(adapters)
+        if adapters is not None:
+            adapters.watchers.append(self._tell_adapters)
 
     async def run(self) -> None:
         """Serve until the listener is closed; raise `EngineDead` as soon as the engine is, `EngineHung` if it hangs."""
@@ -136,6 +142,8 @@ class Worker:
             for peer in list(self._frontends):
                 self._forget(peer)
             self._publisher.stop()
+            if self._adapter_changes is not None:
+                self._adapter_changes.stop()
 
     def leave(self) -> None:
         """Count as not ready, for good; requests are taken until it drains."""
@@ -167,12 +175,6 @@ class Worker:
             raise
         self._publisher.publish()
         self._listener.broadcast(Forget())
-
-    def tell_adapters(self) -> None:
-        """Tell frontends which adapters the engine has now."""
-        adapters = self._engine.contract.adapters
-        self._listener.contract = replace(self._listener.contract, adapters=adapters)
-        self._listener.broadcast(Adapters(() if adapters is UNSET else adapters))
 
     def set_paused(self, is_paused: bool) -> None:
         """Tell frontends whether the engine makes no steps on purpose: others get the next requests, if there are any.
@@ -245,6 +247,8 @@ class Worker:
             case Closed() | Reset():
                 self._forget(peer)
                 logger.info("frontend %s is gone: %s", peer.frontend_id, event.message)
+            case ChangeAdapter():
+                self._change_adapter(event)
             case Drain():
                 logger.info("frontend %s sends nothing more", peer.frontend_id)
             case _:
@@ -252,12 +256,28 @@ class Worker:
 
     def _admit(self, peer: Peer, known: int | None) -> None:
         self._frontends[peer] = {}
-        if (adapters := self._engine.contract.adapters) is not UNSET:
-            self._send(peer, Adapters(adapters))  # those in the contract may have changed during the handshake
+        if self._adapters is not None:
+            self._send(peer, self._announcement())  # those in the contract may have changed during the handshake
         self._publisher.join(peer, known)
         logger.info("frontend %s connected", peer.frontend_id)
         if self._draining:
             self._send(peer, Draining())
+
+    def _tell_adapters(self) -> None:
+        """Tell frontends which adapters the engine has now, and why."""
+        announced = self._announcement()
+        self._listener.contract = replace(self._listener.contract, adapters=announced.adapters)
+        self._listener.broadcast(announced)
+
+    def _announcement(self) -> Adapters:
+        loaded = self._engine.contract.adapters
+        changes = () if self._adapters is None else tuple(self._adapters.changes)
+        return Adapters(() if loaded is UNSET else loaded, changes)
+
+    def _change_adapter(self, message: ChangeAdapter) -> None:
+        if self._adapter_changes is None:
+            raise ProtocolError("the worker takes no adapters")
+        self._adapter_changes.take(message.change)
 
     def _begin(self, peer: Peer, submit: Submit) -> None:
         requests = self._frontends[peer]

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
 
-from semel.core import MAX_ADAPTER_NAME_CHARS, Adapter
+from semel.core import MAX_ADAPTER_NAME_CHARS, Adapter, AdapterChange, LatestChanges
 from semel.engine.vllm.compat.names import to_release
 from semel.engine.vllm.compat.versions import TESTED, installed_version
 from semel.engine.vllm.requests.stream import failures
@@ -75,9 +76,9 @@ class VllmAdapters:
         self._loaded: dict[str, tuple[Adapter, Any]] = {}
         self._numbers: dict[str, int] = {}
         """By the names that go to vLLM. It keeps them in 32 bits, too few for a hash."""
-        self._changes = asyncio.Lock()
+        self._order = asyncio.Lock()
+        self.changes = LatestChanges()
         self.watchers: list[Callable[[], None]] = []
-        """Called when an adapter was loaded or unloaded."""
 
     @property
     def loaded(self) -> tuple[Adapter, ...]:
@@ -91,41 +92,87 @@ class VllmAdapters:
         return found[1]
 
     async def load_modules(self, modules: Sequence[Any]) -> None:
-        """Load those of the command line; a `ConfigError` names the one that cannot be."""
+        """Load those of the command line, which other workers need not have; a `ConfigError` names a wrong one."""
         for one in modules:
             try:
-                await self.load(one.name, one.path, is_3d_weight=one.is_3d_lora_weight, parent=one.base_model_name)
+                self._check(one.name, one.path)
+                folder = await asyncio.to_thread(_find, one.path)
+                is_3d_weight, parent = one.is_3d_lora_weight, one.base_model_name
+                await self._load(one.name, one.path, folder, is_3d_weight=is_3d_weight, parent=parent)
             except SemelError as error:
                 raise ConfigError(f"--lora-modules {one.name}={one.path}: {error}") from error
+        self._tell()
 
-    async def load(
-        self, name: str, path: str, *, in_place: bool = False, is_3d_weight: bool = False, parent: str | None = None
-    ) -> None:
+    async def load(self, name: str, path: str, *, in_place: bool = False, is_3d_weight: bool = False) -> None:
         """Load an adapter. `in_place` lets it replace one with its name, for requests that come from now on."""
-        async with self._changes:
+        async with self._order:
             self._check(name, path, in_place=in_place)
             folder = await asyncio.to_thread(_find, path)
-            content = await asyncio.to_thread(hash_adapter, folder)
-            request = self._request(f"{name}:{content[:_NAME_HEX]}", folder, is_3d_weight=is_3d_weight)
-            await self._add(request)
-            if await asyncio.to_thread(hash_adapter, folder) != content:
-                await self._llm.remove_lora(request.lora_int_id)
-                raise InvalidRequest(f"{path} has changed while it was loaded: write it, then load it")
-            base = next((one for one in self._names if one == parent), self._names[0])
-            adapter = Adapter(name, path, content, base)
-            self._loaded[name] = adapter, request
-            logger.info("loaded the adapter %r from %s (%s)", name, path, content)
+            content = await self._load(name, path, folder, is_3d_weight=is_3d_weight)
+            self.changes.note(AdapterChange(name, self._now(name), path, content, is_3d_weight))
             self._tell()
 
     async def unload(self, name: str) -> None:
         """Take no more requests for an adapter. Those that run go on; vLLM drops its weights when it needs the room."""
-        async with self._changes:
-            if self._loaded.pop(name, None) is None:
+        async with self._order:
+            if name not in self._loaded:
                 raise ModelNotFound.of("lora_name", f"The lora adapter '{name}' cannot be found.")
-            logger.info("unloaded the adapter %r", name)
+            self._unload(name)
+            self.changes.note(AdapterChange(name, self._now(name)))
             self._tell()
 
-    def _check(self, name: str, path: str, *, in_place: bool) -> None:
+    async def follow(self, change: AdapterChange) -> None:
+        """Do what an operator asked another worker for, unless there was a later change. Nothing is downloaded."""
+        async with self._order:
+            if not self.changes.is_new(change):
+                return
+            known = self._loaded.get(change.name)
+            if not change.content:
+                self._unload(change.name)
+            elif known is None or known[0].content != change.content:
+                self._check(change.name, change.root, in_place=True)
+                folder = Path(change.root)
+                if not await asyncio.to_thread(folder.is_dir):
+                    raise ModelNotFound.of("lora_path", f"there is no folder {folder} on this worker's host")
+                await self._load(
+                    change.name, change.root, folder, is_3d_weight=change.is_3d_weight, expected=change.content
+                )
+            self.changes.note(change)
+            self._tell()
+
+    async def _load(
+        self,
+        name: str,
+        path: str,
+        folder: Path,
+        *,
+        is_3d_weight: bool,
+        parent: str | None = None,
+        expected: str | None = None,
+    ) -> str:
+        content = await asyncio.to_thread(hash_adapter, folder)
+        if expected not in (None, content):
+            raise InvalidRequest(f"{path} has other files here")
+        request = self._request(f"{name}:{content[:_NAME_HEX]}", folder, is_3d_weight=is_3d_weight)
+        await self._add(request)
+        if await asyncio.to_thread(hash_adapter, folder) != content:
+            await self._llm.remove_lora(request.lora_int_id)
+            raise InvalidRequest(f"{path} has changed while it was loaded: write it, then load it")
+        base = next((one for one in self._names if one == parent), self._names[0])
+        self._loaded[name] = Adapter(name, path, content, base), request
+        logger.info("loaded the adapter %r from %s (%s)", name, path, content)
+        return content
+
+    def _unload(self, name: str) -> None:
+        if self._loaded.pop(name, None) is not None:
+            logger.info("unloaded the adapter %r", name)
+
+    def _now(self, name: str) -> int:
+        """Return the time for a change of a name: after all that are known, whoever's clock is wrong."""
+        last = self.changes.get(name)
+        return max(time.time_ns() // 1_000, 0 if last is None else last.time_us + 1)
+
+    def _check(self, name: str, path: str, *, in_place: bool = False) -> None:
         if not name or not path:
             raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")
         if len(name) > MAX_ADAPTER_NAME_CHARS:

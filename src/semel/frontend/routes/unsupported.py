@@ -23,7 +23,7 @@ NOT_SUPPORTED: Final = "not_supported"
 _METHODS: Final = ("GET", "POST", "DELETE")
 _CHAT: Final = "use /v1/chat/completions"
 _CLASSIFY: Final = "use /classify of a model that is served with --runner pooling"
-_LORA: Final = "send it to each worker's --admin-port, with its admin key"
+_LORA: Final = "send it to one worker's --admin-port, with its admin key; all do it"
 _DERENDER: Final = "use /v1/chat/completions, which answers in text, or /detokenize"
 
 UNSUPPORTED: Final[Mapping[str, str]] = {
