@@ -139,13 +139,18 @@ def test_adapters_of_the_command_line_are_read_as_vllm_reads_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
-    [({"enable_tower_connector_lora": True}, "language model"), ({"default_mm_loras": {"image": "/a"}}, "modality")],
+    ("changed", "connector", "said"),
+    [
+        ({"enable_tower_connector_lora": True}, "a tier", "embedding-tier"),
+        ({"default_mm_loras": {"a": "b"}}, None, "modality"),
+    ],
 )
-def test_adapters_of_the_encoder_are_refused(changed: dict[str, Any], said: str) -> None:
+def test_adapters_that_would_share_what_they_change_are_refused(
+    changed: dict[str, Any], connector: str | None, said: str
+) -> None:
     lora = SimpleNamespace(**{"enable_tower_connector_lora": False, "default_mm_loras": None, **changed})
     with pytest.raises(ConfigError, match=said):
-        check_adapters(SimpleNamespace(lora_config=lora))
+        check_adapters(SimpleNamespace(lora_config=lora, ec_transfer_config=connector))
 
 
 def test_a_model_whose_encoder_vllm_cannot_tell_from_the_rest_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ the adapter's files, and each of these names has a number of its own: other weig
 adapter for vLLM, next to the one that running requests go on with, and the same weights are the same one wherever they
 lie.
 
-Encoder outputs are not kept apart: what adapters change is the language model (`check_adapters`).
+Encoder outputs are those of the model for all adapters that change its language model only. One that changes the
+encoder (`--enable-tower-connector-lora`) has its own, by its content.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +27,7 @@ from semel.engine.vllm.compat.versions import TESTED, installed_version
 from semel.engine.vllm.requests.stream import failures
 from semel.errors import ConfigError, EngineFailed, InvalidRequest, ModelNotFound, SemelError
 
-__all__ = ["VllmAdapters", "check_adapters", "hash_adapter"]
+__all__ = ["VllmAdapters", "check_adapters", "hash_adapter", "is_for_language_only", "tower_class"]
 
 _SINCE: Final = "0.32"
 """The first release with whose adapters semel was tested."""
@@ -42,10 +44,9 @@ def check_adapters(config: Any) -> None:
         return
     if to_release(version := installed_version()) in TESTED[: TESTED.index(_SINCE)]:
         raise ConfigError(f"--enable-lora needs vLLM {_SINCE}, and {version} is installed")
-    if lora.enable_tower_connector_lora:
+    if lora.enable_tower_connector_lora and config.ec_transfer_config is not None:
         raise ConfigError(
-            "--enable-tower-connector-lora: semel shares encoder outputs between adapters, so these may change the "
-            "language model only; leave it out, or merge the adapter into the model"
+            "--enable-tower-connector-lora was not tested with --embedding-tier-gb: leave one of them out"
         )
     if lora.default_mm_loras:
         raise ConfigError("--default-mm-loras: semel chooses no adapter by modality; name it as `model` in requests")
@@ -59,6 +60,33 @@ def check_adapters(config: Any) -> None:
             )
 
 
+def tower_class(config: Any) -> Any:
+    """Return vLLM's class of a model whose adapters may change its encoder; None of another."""
+    if not config.lora_config.enable_tower_connector_lora:
+        return None
+    from vllm.model_executor.model_loader import get_model_architecture
+
+    return get_model_architecture(config.model_config)[0]
+
+
+def is_for_language_only(folder: Path, model: Any) -> bool:
+    """Return whether an adapter has weights for the language model of a vLLM class and, surely, for nothing else."""
+    from safetensors import SafetensorError, safe_open
+    from vllm.lora.utils import parse_fine_tuned_lora_name
+
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    renames = None if mapper is None else mapper.get_rename_mapper()
+    try:
+        (prefix,) = model.get_mm_mapping(None).language_model
+        with safe_open(folder / "adapter_model.safetensors", "numpy") as tensors:
+            return all(
+                parse_fine_tuned_lora_name(name, renames)[0].startswith(prefix) for name in tensors.offset_keys()
+            )
+    except (OSError, SafetensorError, ValueError, AttributeError, TypeError) as error:
+        logger.info("%s may change the encoder: what it has weights for cannot be read: %r", folder, error)
+        return False
+
+
 def hash_adapter(folder: Path) -> str:
     """Hash the files of an adapter with their names. It reads all of them: keep it off the event loop."""
     hashed = blake3(b"semel.adapter.1")
@@ -68,14 +96,23 @@ def hash_adapter(folder: Path) -> str:
 
 
 class VllmAdapters:
-    """The adapters of one engine. `names` are those of its model, which no adapter may have."""
+    """The adapters of one engine. `names` are those of its model, which no adapter may have.
 
-    def __init__(self, llm: Any, names: Sequence[str]) -> None:
+    With a `tower`, which is vLLM's class of the model, they may change its encoder: vLLM keeps what is encoded under
+    an item's name with that of the adapter before it, and here without that if the adapter is for the language model.
+    """
+
+    def __init__(self, llm: Any, names: Sequence[str], *, tower: Any = None) -> None:
         self._llm = llm
         self._names = names
         self._loaded: dict[str, tuple[Adapter, Any]] = {}
         self._numbers: dict[str, int] = {}
         """By the names that go to vLLM. It keeps them in 32 bits, too few for a hash."""
+        self._tower = tower
+        self._for_language_only: set[str] = set()  # names that go to vLLM
+        if tower is not None:
+            identify = llm.input_processor._get_mm_identifier
+            llm.input_processor._get_mm_identifier = partial(self._identify, identify)
         self._order = asyncio.Lock()
         self.changes = LatestChanges()
         self.watchers: list[Callable[[], None]] = []
@@ -154,6 +191,8 @@ class VllmAdapters:
         if expected not in (None, content):
             raise InvalidRequest(f"{path} has other files here")
         request = self._request(f"{name}:{content[:_NAME_HEX]}", folder, is_3d_weight=is_3d_weight)
+        if self._tower is not None and await asyncio.to_thread(is_for_language_only, folder, self._tower):
+            self._for_language_only.add(request.lora_name)
         await self._add(request)
         if await asyncio.to_thread(hash_adapter, folder) != content:
             await self._llm.remove_lora(request.lora_int_id)
@@ -162,6 +201,10 @@ class VllmAdapters:
         self._loaded[name] = Adapter(name, path, content, base), request
         logger.info("loaded the adapter %r from %s (%s)", name, path, content)
         return content
+
+    def _identify(self, identify: Callable[[str, Any], str], mm_hash: str, request: Any) -> str:
+        is_shared = request is None or request.lora_name in self._for_language_only
+        return mm_hash if is_shared else identify(mm_hash, request)
 
     def _unload(self, name: str) -> None:
         if self._loaded.pop(name, None) is not None:

@@ -23,7 +23,7 @@ from msgspec import UNSET
 from semel.core import Contract, Digest, Feature, FeatureInfo, Modality, Submission
 from semel.engine.progress import StepWatch
 from semel.engine.protocol import ItemCacheWatcher
-from semel.engine.vllm.adapters import VllmAdapters
+from semel.engine.vllm.adapters import VllmAdapters, tower_class
 from semel.engine.vllm.arguments import configuration_refusals, create_config
 from semel.engine.vllm.caches import EngineCaches
 from semel.engine.vllm.compat.internals import skip_grammar_checks
@@ -98,7 +98,8 @@ class VllmEngine:
         self.control = VllmControl(llm, self._caches, tier)
         self.adapters = None
         if llm.vllm_config.lora_config is not None:
-            self.adapters = VllmAdapters(llm, (contract.model, *contract.aliases))
+            tower = tower_class(llm.vllm_config)
+            self.adapters = VllmAdapters(llm, (contract.model, *contract.aliases), tower=tower)
             self.adapters.watchers.append(self._note_adapters)
             self._note_adapters()
         self.capabilities = UNTESTED

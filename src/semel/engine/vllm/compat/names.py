@@ -151,6 +151,12 @@ NAMES: Final[tuple[Name, ...]] = (
         since="0.32",
     ),
     *_of("lora.utils", "", "adapters", "get_adapter_absolute_path(lora_path)", since="0.32"),
+    *_of("lora.utils", "", "adapters", "parse_fine_tuned_lora_name(name, weights_mapper)", since="0.32"),
+    *_of(
+        *("v1.engine.input_processor", "InputProcessor", "adapters"),
+        "_get_mm_identifier(mm_hash, lora_request)",
+        since="0.32",
+    ),
     *_of("config.vllm", "VllmConfig", "adapters", "lora_config", since="0.32"),
     *_of("config.lora", "LoRAConfig", "adapters", "enable_tower_connector_lora", "default_mm_loras", since="0.32"),
     # The engine.

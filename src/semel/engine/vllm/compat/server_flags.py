@@ -15,11 +15,6 @@ __all__ = ["ENGINE_FLAGS", "FORMER_FLAGS", "SERVER_FLAGS", "Handling", "ServerFl
 Handling = Literal["taken", "mapped", "ignored", "refused"]
 Values = Literal["switch", "one", "several"]
 
-_NO_TOWER: Final = (
-    "semel shares encoder outputs between adapters, so these may change the language model only: leave it out, or "
-    "merge the adapter into the model"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ServerFlag:
@@ -135,7 +130,6 @@ ENGINE_FLAGS: Final = (
         target="--workers",
         is_engines=True,
     ),
-    ServerFlag("refused", ("--enable-tower-connector-lora",), _NO_TOWER, "switch", is_engines=True),
     ServerFlag("refused", ("--default-mm-loras",), "name the adapter as `model` in each request", is_engines=True),
 )
 """Flags of vLLM's engine that semel does not just pass on."""
