@@ -86,7 +86,7 @@ async def ask(frontend: Started, seed: random.Random, requests: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["expensive", "refused"])
 async def test_beside_fifty_requests_of_another_tenant_every_good_one_is_answered_however_late(
     tiny: Folder, tmp_path: Path, kind: str

@@ -597,7 +597,7 @@ def test_a_frontend_without_a_pool_is_not_ready(fleet: Fleet) -> None:
             assert "no preprocessing process can be started" in client.get(ready).json()["reason"]
         finally:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-        until(lambda: client.get(ready).status_code == 200, SOON_S)
+        until(lambda: client.get(ready).status_code == 200, 3 * SOON_S)  # it tries again every 30 s
 
 
 def test_an_engine_without_progress_ends_its_worker(fleet: Fleet) -> None:
