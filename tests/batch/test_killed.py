@@ -104,7 +104,7 @@ sys.exit(run(settings, ["--rate=200", "--preprocessing-processes=1"], serve=("te
 """
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_server_of_its_own_ends_with_the_batch(model: Path, batch_file: Path, is_killed: bool) -> None:
     command = [sys.executable, "-c", OWN_SERVER, str(batch_file), str(model)]
     environment = os.environ | {"TMPDIR": str(batch_file.parent)}

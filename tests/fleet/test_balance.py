@@ -119,6 +119,7 @@ def test_among_equal_holders_the_conversation_decides_and_not_the_item() -> None
     assert chosen == {0, 1, 2, 3}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_no_trace_of_a_thousand_takes_over_a_twentieth_longer_than_round_robin(

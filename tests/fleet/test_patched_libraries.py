@@ -87,6 +87,7 @@ def running(model: Path, home: Path) -> Iterator[Fleet]:
         yield Fleet(model, home, stack)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_patch_that_changes_nothing_splits_no_fleet_and_one_that_flips_a_bit_is_refused_with_the_probe(

@@ -203,7 +203,7 @@ MUTANTS = (
     _no_expiry,
     _files_of_everybody,
     _index_keeps_what_is_deleted,
-    pytest.param(_room_for_what_has_expired, marks=pytest.mark.slow),
+    pytest.param(_room_for_what_has_expired, marks=(pytest.mark.slow, pytest.mark.nightly)),
     _delete_first,
 )
 

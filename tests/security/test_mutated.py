@@ -64,6 +64,7 @@ def shows_an_address(data: bytes) -> bool:
     return False
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_five_thousand_damaged_files_are_answered_by_pools_that_stay_in_their_limits_S5_S6_S7(

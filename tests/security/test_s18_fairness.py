@@ -87,7 +87,7 @@ async def ask(frontend: Started, seed: random.Random, requests: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["expensive", "refused"])
+@pytest.mark.parametrize("kind", ["expensive", pytest.param("refused", marks=pytest.mark.nightly)])
 async def test_beside_fifty_requests_of_another_tenant_every_good_one_is_answered_however_late(
     tiny: Folder, tmp_path: Path, kind: str
 ) -> None:

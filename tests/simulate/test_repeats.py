@@ -46,6 +46,7 @@ def test_the_causes_of_a_simulated_fleet_add_up_to_what_it_preprocessed_again() 
     assert alone.extra == {}, "the control: one frontend repeats nothing"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_real_frontend_notes_what_it_preprocesses_and_why_it_was_a_repetition(tiny: Callable[[str], Path]) -> None:

@@ -42,6 +42,7 @@ def build_elsewhere(directory: Path, **environment: str) -> subprocess.Popen[byt
     return subprocess.Popen(command, env=os.environ | environment)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     one = build_elsewhere(tmp_path / "one", PYTHONHASHSEED="1", RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")

@@ -98,6 +98,7 @@ def test_a_name_that_was_answered_is_known_at_the_other_frontend_after_kill_9_S1
         check_names_outlive_a_frontend(start)
 
 
+@pytest.mark.nightly
 def test_without_a_store_a_name_is_known_at_its_own_frontend_alone(tmp_path: Path, tiny: Callable[[str], Path]) -> None:
     with (
         fleet(tmp_path, tiny("qwen2-vl")) as start,
