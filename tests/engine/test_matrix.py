@@ -35,7 +35,7 @@ def test_what_semel_cannot_serve_is_refused_before_the_engine_loads(
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("name", IN_CI)
+@pytest.mark.parametrize("name", [*IN_CI, pytest.param("tp2-ngram", marks=pytest.mark.nightly)])
 def test_semel_answers_as_bare_vllm_under_the_same_flags_and_planted_faults_are_found(
     name: str, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:

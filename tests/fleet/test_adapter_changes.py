@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from random import Random
+from typing import Any, cast
 
 import pytest
 
-from semel.core import AdapterChange, LatestChanges
+from semel.core import AdapterChange, Digest, Feature, LatestChanges, Submission
 from semel.errors import NotReady
 from semel.fleet.fleet import Fleet
 from semel.wire.messages import ChangeAdapter
 from tests.waiting import until
 from tests.wire.examples import CONTRACT
 from tests.worker.adapting import AdaptingEngine
-from tests.worker.pairing import Rig, rig
+from tests.worker.pairing import Rig, expected, feature, prompt, rig
 
 FRONTENDS = 2
 
@@ -120,7 +122,7 @@ async def test_an_only_worker_that_starts_again_has_its_adapters_again(workers: 
     workers.fleets[0].add(made.frontends[0].worker)
     await until(lambda: bool(third.followed))
     assert "law" in workers.fleets[0].adapters
-    with pytest.raises(NotReady, match="being loaded"):
+    with pytest.raises(NotReady, match="no worker has the adapter"):
         workers.fleets[0].choose((), adapter="law")
 
 
@@ -135,7 +137,8 @@ async def test_a_worker_without_adapters_ends_the_session_of_who_sends_it_a_chan
 
 async def test_an_operator_is_later_than_whoever_has_a_clock_that_is_fast(workers: Workers) -> None:
     engines = [await workers.start(name) for name in "ab"]
-    engines[0]._put(AdapterChange("law", 1 << 60, "/law-1", "of /law-1"))
+    ahead_us = time.time_ns() // 1_000 + 600_000_000
+    engines[0]._put(AdapterChange("law", ahead_us, "/law-1", "of /law-1"))
     await until(lambda: workers.able("law") == [[0, 1]] * FRONTENDS)
     await engines[1].load("law", "/law-2", in_place=True)
     await until(lambda: engines[0].contents["law"] == "of /law-2")
@@ -149,10 +152,69 @@ def test_of_two_changes_at_once_all_choose_the_same_one_and_old_ones_are_forgott
             changes.note(change)
         assert changes.get("law") == two
         assert not changes.note(AdapterChange("law", 4, "/law", "z"))
-    for number in range(2_000):
-        changes.note(AdapterChange(f"a{number}", number))
-    assert len(tuple(changes)) == 1_024
-    assert changes.get("law") is None
+
+
+def test_full_ones_are_merged_in_any_order_to_the_same_and_nothing_old_is_new_again() -> None:
+    """The wrong implementation forgot what had come first: two that were full told each other for ever."""
+    made = [AdapterChange(f"a{number}", number) for number in range(1_500)]
+    random = Random(1)
+    merged = []
+    for _ in range(3):
+        changes = LatestChanges()
+        for change in random.sample(made, len(made)):
+            changes.note(change)
+        assert not any(changes.note(change) for change in random.sample(made, len(made)))
+        merged.append({change.name for change in changes})
+    assert merged == [{change.name for change in made[-1_024:]}] * 3
+
+
+async def test_a_change_of_next_year_ends_the_session(workers: Workers) -> None:
+    """Else no operator could be later."""
+    await workers.start("a")
+    remote = workers.rigs[0].frontends[0].worker
+    assert remote._session is not None
+    remote._session.send(ChangeAdapter(AdapterChange("law", 1 << 62, "/law", "1")))
+    await until(lambda: remote.sessions == 2)
+
+
+async def test_a_session_that_ends_while_changes_are_passed_on_is_no_error_for_others(workers: Workers) -> None:
+    engines = [await workers.start(name) for name in "ab"]
+    ended = workers.rigs[1].frontends[0].worker._session
+    assert ended is not None
+    send = ended.send
+
+    def overrun(message: Any) -> None:
+        send(message)
+        ended.reset("it reads nothing")
+
+    ended.send = overrun  # type: ignore[method-assign]
+    fleet = workers.fleets[0]
+    for name in ("law", "bio"):
+        engines[0].changes.note(AdapterChange(name, time.time_ns() // 1_000, f"/{name}", f"of /{name}"))
+    await engines[0].load("art", "/art")
+    await until(lambda: workers.able("art") == [[0, 1]] * FRONTENDS)
+    assert fleet.adapters["art"].root == "/art"
+
+
+async def test_a_request_that_was_prepared_for_the_weights_of_before_goes_to_who_has_those_of_now(
+    workers: Workers,
+) -> None:
+    engines = [await workers.start(name) for name in "ab"]
+    fleet = workers.fleets[0]
+    old = fleet.choose((), adapter="sql")
+    number = next(number for number, one in enumerate(workers.rigs) if one.frontends[0].worker is old)
+    engines[number].lacks.add("/sql-2")
+    await engines[1 - number].load("sql", "/sql-2", in_place=True)
+    await until(lambda: workers.able("sql") == [[1 - number]] * FRONTENDS)
+    submission = Submission("r", prompt([1]), {}, {}, adapter="sql")
+
+    async def make(_: Digest) -> Feature:
+        return feature(1)
+
+    stream = await fleet.submit(old, submission, make)
+    assert [token async for output in stream for token in output.token_ids] == list(expected([1]))
+    await stream.close()
+    assert [one.submissions for one in engines] == [number, 1 - number]
 
 
 async def test_a_change_waits_for_the_one_before(workers: Workers) -> None:

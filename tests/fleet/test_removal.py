@@ -61,9 +61,9 @@ async def _make(_: Digest) -> Feature:
 class _Early(Fleet):
     """The control: an attempt begins before it is clear that its worker serves."""
 
-    def _check_serving(self, worker: RemoteWorker, policy: RetryPolicy) -> None:
+    def _check_serving(self, worker: RemoteWorker, policy: RetryPolicy, adapter: str | None) -> None:
         self._health.begin(worker.name)
-        super()._check_serving(worker, policy)
+        super()._check_serving(worker, policy, adapter)
 
 
 @pytest.mark.parametrize(("kind", "records"), [(Fleet, 0), (_Early, 1)])

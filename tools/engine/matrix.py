@@ -331,7 +331,7 @@ MATRIX: Final[Mapping[str, Configuration]] = {
 }
 """By name. What tells most of a GPU fleet first is up to whoever runs them."""
 
-IN_CI: Final = ("v2-async", "tp2-ngram")
+IN_CI: Final = ("v2-async",)
 
 REFUSED: Final = (
     Refused("data parallel", ("--data-parallel-size", "2"), "--data-parallel-size 2"),

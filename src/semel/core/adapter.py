@@ -36,7 +36,7 @@ class AdapterChange:
     """A load or unload that an operator asked one worker for, and that all others follow."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_NAME_CHARS)]
-    time_us: int
+    time_us: Annotated[int, Meta(ge=0, le=1 << 62)]
     """By the clock of that worker, and later than that of any change of this name that it knew."""
 
     root: Annotated[str, Meta(max_length=4_096)] = ""
@@ -47,7 +47,7 @@ class AdapterChange:
 
 
 class LatestChanges:
-    """The last change of each name, of up to 1,024 names."""
+    """The last change of each name, of the 1,024 names that were changed last: wherever they are merged, the same."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, AdapterChange] = {}
@@ -62,14 +62,19 @@ class LatestChanges:
     def is_new(self, change: AdapterChange) -> bool:
         """Return whether nothing as late is known of its name. Of two at the same time all choose the same one."""
         known = self._by_name.get(change.name)
-        return known is None or (change.time_us, change.content) > (known.time_us, known.content)
+        if known is None:
+            return len(self._by_name) < _MAX_CHANGES or _order(change) > min(map(_order, self._by_name.values()))
+        return _order(change) > _order(known)
 
     def note(self, change: AdapterChange) -> bool:
         """Take note of a change; returns whether it is new."""
         if not self.is_new(change):
             return False
-        self._by_name.pop(change.name, None)
         self._by_name[change.name] = change
         if len(self._by_name) > _MAX_CHANGES:
-            del self._by_name[next(iter(self._by_name))]
+            del self._by_name[min(self._by_name.values(), key=_order).name]
         return True
+
+
+def _order(change: AdapterChange) -> tuple[int, str, str]:
+    return change.time_us, change.content, change.name

@@ -27,6 +27,8 @@ class FleetAdapters:
 
         self._holders: Mapping[str, int] = {}
         self._changes = LatestChanges()
+        self._noted: Mapping[RemoteWorker, object] = {}  # the announcement of each worker that was taken in
+        self._followed: Mapping[RemoteWorker, object] = {}  # the session in which each got all changes until now
 
     def holders(self, name: str) -> int:
         """Return the set of the workers that answer for an adapter."""
@@ -34,21 +36,33 @@ class FleetAdapters:
 
     def review(self, serving: Mapping[RemoteWorker, int]) -> None:
         """Take note of what the workers that serve, given with their numbers, have now, and pass changes on."""
+        new = [
+            change
+            for worker in serving
+            if worker.adapter_changes is not self._noted.get(worker)
+            for change in worker.adapter_changes
+            if self._changes.note(change)
+        ]
+        self._noted = {worker: worker.adapter_changes for worker in serving}
         for worker in serving:
-            for change in worker.adapter_changes:
-                self._changes.note(change)
+            worker.follow(new if self._followed.get(worker) is worker.adapter_session else self._changes)
+        self._followed = {worker: worker.adapter_session for worker in serving}
+        self._holders, self.by_name = self._find(serving)
+
+    def _find(self, serving: Mapping[RemoteWorker, int]) -> tuple[dict[str, int], dict[str, Adapter]]:
+        """Return who answers for each adapter, and all that somebody has or is to have."""
         holders: dict[str, int] = {}
         by_name: dict[str, Adapter] = {}
         for worker, number in serving.items():
-            worker.follow(self._changes)
             for adapter in worker.adapters:
                 if (last := self._changes.get(adapter.name)) is not None and last.content != adapter.content:
                     continue  # it was unloaded, or has other weights since
                 if by_name.setdefault(adapter.name, adapter).content != adapter.content:
                     logger.warning("the worker at %s has other weights for the adapter %r", worker.name, adapter.name)
                 holders[adapter.name] = holders.get(adapter.name, 0) | 1 << number
-        if (taking := next((worker for worker in serving if worker.takes_adapters), None)) is not None:
+        if (taking := next((worker for worker in serving if worker.adapter_session is not None), None)) is not None:
             for wanted in self._changes:
                 if wanted.content and wanted.name not in by_name:
-                    by_name[wanted.name] = Adapter(wanted.name, wanted.root, wanted.content, taking.contract.model)
-        self.by_name, self._holders = by_name, holders
+                    model = taking.contract.model
+                    by_name[wanted.name] = Adapter(wanted.name, wanted.root, wanted.content, model)
+        return holders, by_name

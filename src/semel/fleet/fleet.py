@@ -41,6 +41,8 @@ ContractCheck = Callable[[Contract], Difference | None]
 
 _STATES: Final = ("serving", "ejected", "refused", "not_connected")
 _IDLE_WORKER_POLL_S: Final = 0.01
+_PAUSE_POLL_S: Final = 0.2
+_ADAPTERS_S: Final = 0.002
 _FOR_CLIENTS: Final = re.compile(r"[;:] (send the request|try) again.*")
 _REFUSED: Final = "the workers do not fit this frontend; its log says why"
 
@@ -71,6 +73,7 @@ class Fleet:
         self._serving_names: frozenset[str] = frozenset()
         self._paused = 0  # of those that serve, the set of those whose engine is paused
         self._adapters = FleetAdapters()
+        self._adapters_due: asyncio.TimerHandle | None = None
         self._stale: set[RemoteWorker] = set()  # those whose load may be another than the balance knows
         self._incarnations: dict[str, bytes] = {}  # of the processes that were last met, by the names of workers
         self._check: ContractCheck | None = None
@@ -161,10 +164,11 @@ class Fleet:
         self._preparing[worker] = PendingRequests(self._directory.pending, 1 << number)
         worker.on_change = self._review
         worker.on_load = partial(self._stale.add, worker)
+        worker.on_adapters = self._review_adapters_soon
 
     def _exit(self, worker: RemoteWorker) -> None:
         self._preparing.pop(worker).leave()
-        worker.on_change = worker.on_load = lambda: None
+        worker.on_change = worker.on_load = worker.on_adapters = lambda: None
         worker.enter(Directory())  # it may announce more until its link is closed
         self._stale.discard(worker)
         number = self._numbers.pop(worker)
@@ -214,7 +218,7 @@ class Fleet:
         if without:
             serving &= ~self._set_of(without)
         if not serving:
-            reason = self.reason if adapter is None or not self._serving else "the adapter is being loaded"
+            reason = self.reason if adapter is None or not self._serving else "no worker has the adapter now"
             raise NotReady(f"{reason}; try again in a moment")
         # If only ejected or paused ones are left, one of them is still better than none.
         among = serving & ~self._left_out() or serving
@@ -278,7 +282,7 @@ class Fleet:
             again = partial(self.submit_again, worker, uncounted, make, policy)
         try:
             try:
-                self._check_serving(worker, policy)
+                self._check_serving(worker, policy, submission.adapter)
                 policy.begin(EngineRun(worker.name, worker.sessions))
                 stream = await worker.submit(submission, make, watcher=policy)
             except SemelError as error:
@@ -334,7 +338,7 @@ class Fleet:
             if left_s <= 0:
                 return False
             before = loop.time()
-            await asyncio.sleep(_IDLE_WORKER_POLL_S)  # rare enough: only after an engine has died
+            await asyncio.sleep(_PAUSE_POLL_S if self._paused else _IDLE_WORKER_POLL_S)  # only after an engine has died
             if not self._paused:
                 left_s -= loop.time() - before
         return True
@@ -368,8 +372,14 @@ class Fleet:
         self._stale.clear()
         self._stale.update(self._by_name[name] for name in self._health.charged if name in self._by_name)
 
-    def _check_serving(self, worker: RemoteWorker, policy: RetryPolicy) -> None:
-        """Raise if it was refused, retired or removed since it was chosen: preprocessing takes its time."""
+    def _check_serving(self, worker: RemoteWorker, policy: RetryPolicy, adapter: str | None) -> None:
+        """Raise if it was refused, retired or removed since it was chosen: preprocessing takes its time.
+
+        Or if it has not the weights of the adapter any more.
+        """
+        if worker in self._admitted and adapter is not None and not self._able(adapter) >> self._numbers[worker] & 1:
+            policy.pass_over()
+            raise NotReady("the adapter was changed meanwhile; try again in a moment")
         if worker not in self._admitted:
             policy.pass_over()
             reason = _REFUSED if worker in self._refused else worker.reason or "the worker leaves the fleet"
@@ -402,8 +412,19 @@ class Fleet:
         self._serving = self._set_of(self._admitted)
         self._serving_names = frozenset(worker.name for worker in self._admitted)
         self._paused = self._set_of(worker for worker in self._admitted if worker.is_paused)
-        self._adapters.review({worker: self._numbers[worker] for worker in self._admitted})
+        self._review_adapters()
         self._changed.set()
+
+    def _review_adapters_soon(self) -> None:
+        """Review them once for all workers that tell of theirs at the same time."""
+        if self._adapters_due is None:
+            self._adapters_due = asyncio.get_running_loop().call_later(_ADAPTERS_S, self._review_adapters)
+
+    def _review_adapters(self) -> None:
+        if self._adapters_due is not None:
+            self._adapters_due.cancel()
+            self._adapters_due = None
+        self._adapters.review({worker: self._numbers[worker] for worker in self._admitted})
 
     def _reason_against(self, contract: Contract) -> Difference | None:
         if (other := cell_difference(self._cell, contract)) is not None:

@@ -108,6 +108,7 @@ class RemoteWorker:
         self._forgetting: asyncio.TimerHandle | None = None  # until then a lost worker may come back, and go on
         self.on_change: Callable[[], None] = lambda: None  # called at once whenever the worker comes or goes
         self.on_load: Callable[[], None] = lambda: None  # called whenever its load may have changed
+        self.on_adapters: Callable[[], None] = lambda: None  # called whenever its adapters are others
         self._streams: dict[str, RemoteStream] = {}
         self._unanswered: set[str] = set()  # of these, the requests that the worker is busy with, or about to be
         self._others = 0  # requests of other frontends: the worker's last status without ours of that moment
@@ -147,17 +148,18 @@ class RemoteWorker:
         return self._ledger.holding(digest)
 
     @property
-    def takes_adapters(self) -> bool:
-        """Return whether its engine takes any."""
-        return self._announced_changes is not None
+    def adapter_session(self) -> object | None:
+        """Something that is another for each session with an engine that takes adapters; None of other engines."""
+        return self._announced_changes
 
     def follow(self, changes: Iterable[AdapterChange]) -> None:
         """Pass on what other workers were asked for, unless this one knows: each change once in a session."""
-        if self._announced_changes is None or self._session is None or not self._session.takes_submits:
-            return
+        session, announced = self._session, self._announced_changes
         for change in changes:
-            if self._announced_changes.note(change):
-                self._session.send(ChangeAdapter(change))
+            if announced is None or session is None or not session.takes_submits:
+                return  # the last message may have ended the session, by an overrun
+            if announced.note(change):
+                session.send(ChangeAdapter(change))
 
     def enter(self, directory: Directory) -> int:
         """Let a directory know from now on which items the worker has. Returns the worker's number there."""
@@ -355,11 +357,13 @@ class RemoteWorker:
             self._settled.set()
 
     def _take_adapters(self, announced: Adapters) -> None:
+        is_first, before = self._announced_changes is None, (self.adapters, self.adapter_changes)
         self.adapters, self.adapter_changes = announced.adapters, announced.changes
         self._announced_changes = self._announced_changes or LatestChanges()
         for change in announced.changes:
             self._announced_changes.note(change)
-        self.on_change()
+        if is_first or before != (self.adapters, self.adapter_changes):
+            self.on_adapters()
 
     def _resume(self) -> Resume | None:
         """Return what the link says of the last session when it opens another."""

@@ -261,7 +261,7 @@ class Drain(Struct, frozen=True, array_like=True, tag=25):
 
 
 class ChangeAdapter(Struct, frozen=True, array_like=True, tag=28):
-    """Frontend: what an operator asked another worker for. It goes to workers whose contract has adapters."""
+    """Frontend: what an operator asked another worker for. It goes to workers that have sent `Adapters`."""
 
     change: AdapterChange
 

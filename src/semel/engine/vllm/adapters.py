@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 def check_adapters(config: Any) -> None:
-    """Refuse adapters that would change what the encoder makes of an item: its outputs are shared by all requests."""
+    """Refuse adapters that may change what the encoder makes of an item where all requests share its outputs."""
     if (lora := config.lora_config) is None:
         return
     if to_release(version := installed_version()) in TESTED[: TESTED.index(_SINCE)]:
         raise ConfigError(f"--enable-lora needs vLLM {_SINCE}, and {version} is installed")
     if lora.enable_tower_connector_lora and config.ec_transfer_config is not None:
         raise ConfigError(
-            "--enable-tower-connector-lora was not tested with --embedding-tier-gb: leave one of them out"
+            "--enable-tower-connector-lora was not tested with --embedding-tier-gb: leave one of the two out"
         )
     if lora.default_mm_loras:
         raise ConfigError("--default-mm-loras: semel chooses no adapter by modality; name it as `model` in requests")
@@ -152,7 +152,8 @@ class VllmAdapters:
     async def unload(self, name: str) -> None:
         """Take no more requests for an adapter. Those that run go on; vLLM drops its weights when it needs the room."""
         async with self._order:
-            if name not in self._loaded:
+            last = self.changes.get(name)  # it may be loaded at other workers, and be impossible here
+            if name not in self._loaded and not (last is not None and last.content):
                 raise ModelNotFound.of("lora_name", f"The lora adapter '{name}' cannot be found.")
             self._unload(name)
             self.changes.note(AdapterChange(name, self._now(name)))
@@ -163,19 +164,23 @@ class VllmAdapters:
         async with self._order:
             if not self.changes.is_new(change):
                 return
-            known = self._loaded.get(change.name)
-            if not change.content:
-                self._unload(change.name)
-            elif known is None or known[0].content != change.content:
-                self._check(change.name, change.root, in_place=True)
-                folder = Path(change.root)
-                if not await asyncio.to_thread(folder.is_dir):
-                    raise ModelNotFound.of("lora_path", f"there is no folder {folder} on this worker's host")
-                await self._load(
-                    change.name, change.root, folder, is_3d_weight=change.is_3d_weight, expected=change.content
-                )
-            self.changes.note(change)
-            self._tell()
+            self.changes.note(change)  # also if it fails: what is asked for here later counts
+            try:
+                if change.content:
+                    await self._load_same(change)
+                else:
+                    self._unload(change.name)
+            finally:
+                self._tell()
+
+    async def _load_same(self, change: AdapterChange) -> None:
+        """Load what another worker has, from the same path."""
+        if (known := self._loaded.get(change.name)) is not None and known[0].content == change.content:
+            return
+        self._check(change.name, change.root, in_place=True)
+        folder = await asyncio.to_thread(_find_folder, change.root)
+        is_3d_weight, expected = change.is_3d_weight, change.content
+        await self._load(change.name, change.root, folder, is_3d_weight=is_3d_weight, expected=expected)
 
     async def _load(
         self,
@@ -191,12 +196,13 @@ class VllmAdapters:
         if expected not in (None, content):
             raise InvalidRequest(f"{path} has other files here")
         request = self._request(f"{name}:{content[:_NAME_HEX]}", folder, is_3d_weight=is_3d_weight)
-        if self._tower is not None and await asyncio.to_thread(is_for_language_only, folder, self._tower):
-            self._for_language_only.add(request.lora_name)
+        shares = self._tower is not None and await asyncio.to_thread(is_for_language_only, folder, self._tower)
         await self._add(request)
         if await asyncio.to_thread(hash_adapter, folder) != content:
             await self._llm.remove_lora(request.lora_int_id)
             raise InvalidRequest(f"{path} has changed while it was loaded: write it, then load it")
+        if shares:
+            self._for_language_only.add(request.lora_name)
         base = next((one for one in self._names if one == parent), self._names[0])
         self._loaded[name] = Adapter(name, path, content, base), request
         logger.info("loaded the adapter %r from %s (%s)", name, path, content)
@@ -248,6 +254,13 @@ class VllmAdapters:
     def _tell(self) -> None:
         for watcher in self.watchers:
             watcher()
+
+
+def _find_folder(path: str) -> Path:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelNotFound.of("lora_path", f"there is no folder {folder} on this worker's host")
+    return folder
 
 
 def _find(path: str) -> Path:
