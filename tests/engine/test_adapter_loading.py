@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from semel.compose import compose_pipeline
-from semel.core import Key
+from semel.core import AdapterChange, Key
 from semel.engine.vllm.adapters import VllmAdapters, check_adapters
 from semel.engine.vllm.arguments import take_adapter_flags
 from semel.errors import ConfigError, EngineFailed, InvalidRequest, ModelNotFound
@@ -123,6 +124,47 @@ async def test_what_cannot_be_loaded_leaves_what_there_was_and_says_nothing_of_v
     with pytest.raises(ModelNotFound):
         await adapters.unload("sql")
     assert told == [1, 0]
+
+
+async def test_what_another_worker_was_asked_for_is_done_from_the_same_files_and_nothing_else(
+    llm: Llm, adapters: VllmAdapters, tmp_path: Path
+) -> None:
+    other, path = VllmAdapters(Llm(), ("tiny",)), write(tmp_path / "sql", "red")
+    await other.load("sql", path)
+    (change,) = other.changes
+    await adapters.follow(change)
+    assert adapters.loaded == other.loaded
+    assert list(adapters.changes) == [change]
+    await adapters.follow(change)
+    assert len(llm.added) == 1
+    await other.unload("sql")
+    await adapters.follow(*other.changes)
+    assert adapters.loaded == ()
+    await adapters.follow(change)
+    assert adapters.loaded == (), "an older one changes nothing"
+    hub = replace(change, name="hub", root="org/adapter")
+    for wrong, error in ((replace(change, name="law", content="0" * 32), InvalidRequest), (hub, ModelNotFound)):
+        with pytest.raises(error):
+            await adapters.follow(wrong)
+        assert adapters.loaded == ()
+
+
+async def test_what_could_not_be_done_here_can_be_loaded_and_unloaded_here_later(
+    llm: Llm, adapters: VllmAdapters, tmp_path: Path
+) -> None:
+    """The wrong implementation forgot it: its own call was older for others, and nobody could unload the adapter."""
+    ahead_us = time.time_ns() // 1_000 + 600_000_000
+    lost = AdapterChange("sql", ahead_us, str(tmp_path / "gone"), "1")
+    with pytest.raises(ModelNotFound):
+        await adapters.follow(lost)
+    await adapters.unload("sql")
+    (change,) = adapters.changes
+    assert (change.content, change.time_us) == ("", ahead_us + 1)
+    with pytest.raises(ModelNotFound):
+        await adapters.unload("sql")
+    await adapters.load("sql", write(tmp_path / "sql", "red"))
+    (change,) = adapters.changes
+    assert change.time_us == ahead_us + 2
 
 
 def test_adapters_of_the_command_line_are_read_as_vllm_reads_them() -> None:
