@@ -161,7 +161,7 @@ def weigh() -> list[Row]:
     return [
         Row("lines of the product", lines(SOURCE, without=WORKSHOP), 60_350, missed=73_700),
         Row("lines of the workshop (lab)", lines(SOURCE / "lab")),
-        Row("lines of tests", lines(ROOT / "tests"), 78_000, missed=95_000),
+        Row("lines of tests", lines(ROOT / "tests"), 78_000, missed=95_100),
         Row("lines of tools", lines(ROOT / "tools")),
         Row(f"modules in a folder ({folder})", count, 20),
     ]
