@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from tests.engine.adapter_files import build_adapter
 from tests.engine.engines import Engines, ShippedRig
-from tests.engine.test_adapters import START, adapters, bare, chats, ours
+from tests.engine.test_adapters import START, adapters, bare, chats, compare_answers, ours
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -53,16 +51,7 @@ async def encoded(rig: ShippedRig) -> int:
 async def test_answers_are_those_of_bare_vllm_one_at_a_time_and_mixed_in_a_batch(
     rig: ShippedRig, folders: Mapping[str, Path]
 ) -> None:
-    asked = [(chat, name) for chat in chats(1, 6) for name in NAMES]
-    await rig.engine.reset()
-    expected = [await bare(rig, chat, None if name is None else folders[name]) for chat, name in asked]
-    await rig.engine.reset()
-    assert [(await ours(rig, chat, name)).token_ids for chat, name in asked] == [one.token_ids for one in expected]
-    await rig.engine.reset()
-    mixed = await asyncio.gather(*(ours(rig, chat, name) for chat, name in asked))
-    assert [one.token_ids for one in mixed] == [one.token_ids for one in expected]
-    by_name = [[one.token_ids for one in expected[number :: len(NAMES)]] for number in range(len(NAMES))]
-    assert all(mine != other for mine, other in itertools.combinations(by_name, 2)), "the adapters change nothing"
+    await compare_answers(rig, folders)
 
 
 async def test_an_adapter_of_the_encoder_has_outputs_of_its_own_and_one_of_the_language_model_has_none(

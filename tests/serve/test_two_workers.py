@@ -29,7 +29,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(900)]
 WORKERS: Final = 2
 WAITING: Final = 64
 HANG_S: Final = 3
-PAUSE_S: Final = 20.0
+PAUSE_S: Final = 40.0
+"""Longer than the 30 s for which a request waits for an engine that no other suspect is at."""
+
 START_S: Final = 180.0
 
 

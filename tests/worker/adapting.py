@@ -58,5 +58,4 @@ class AdaptingEngine(EchoEngine):
             watcher()
 
     def _now(self, name: str) -> int:
-        last = self.changes.get(name)
-        return max(time.time_ns() // 1_000, 0 if last is None else last.time_us + 1)
+        return self.changes.next_time_us(name, time.time_ns() // 1_000)

@@ -59,6 +59,11 @@ class LatestChanges:
         """Return the last change of a name."""
         return self._by_name.get(name)
 
+    def next_time_us(self, name: str, now_us: int) -> int:
+        """Return the time for another change of a name: after the last one, whoever's clock is wrong."""
+        last = self._by_name.get(name)
+        return now_us if last is None else max(now_us, last.time_us + 1)
+
     def is_new(self, change: AdapterChange) -> bool:
         """Return whether nothing as late is known of its name. Of two at the same time all choose the same one."""
         known = self._by_name.get(change.name)

@@ -217,9 +217,7 @@ class VllmAdapters:
             logger.info("unloaded the adapter %r", name)
 
     def _now(self, name: str) -> int:
-        """Return the time for a change of a name: after all that are known, whoever's clock is wrong."""
-        last = self.changes.get(name)
-        return max(time.time_ns() // 1_000, 0 if last is None else last.time_us + 1)
+        return self.changes.next_time_us(name, time.time_ns() // 1_000)
 
     def _check(self, name: str, path: str, *, in_place: bool = False) -> None:
         if not name or not path:
@@ -256,18 +254,16 @@ class VllmAdapters:
             watcher()
 
 
-def _find_folder(path: str) -> Path:
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ModelNotFound.of("lora_path", f"there is no folder {folder} on this worker's host")
-    return folder
-
-
 def _find(path: str) -> Path:
     """Return the folder of an adapter; one on the hub is downloaded, as vLLM does."""
     from vllm.lora.utils import get_adapter_absolute_path
 
-    folder = Path(get_adapter_absolute_path(path))
+    return _find_folder(get_adapter_absolute_path(path))
+
+
+def _find_folder(path: str) -> Path:
+    """Return the folder of an adapter that is on this host."""
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ModelNotFound.of("lora_path", f"there is no adapter at {path} on the worker's host")
     return folder
