@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from semel.lab.bench.ports import free_port
 from semel.settings.secrets import create_key
 from tests.conftest import Folder
 from tests.engine.adapter_files import build_adapter
@@ -67,7 +67,7 @@ def two(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]
     model, home = tiny("qwen2-vl"), tmp_path_factory.mktemp("t")  # the paths of sockets have to be short
     key = home / "admin.key"
     create_key(key)
-    port = free_pair()
+    port = free_port(WORKERS)
     flags = ("--workers", str(WORKERS), "--admin-port", str(port), "--admin-key-file", str(key))
     lora = ("--enable-lora", "--max-loras", "4", "--max-lora-rank", "8", "--engine-progress-s", str(HANG_S))
     bearer = {"Authorization": f"Bearer {key.read_text().strip()}"}
@@ -81,16 +81,6 @@ def two(tiny: Folder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]
             made = Two(served, clients, home)
             until(lambda: made.connected() == WORKERS, START_S)  # ready is a server with one of them
             yield made
-
-
-def free_pair() -> int:
-    """A port that is free, and so is the next: below those that the kernel gives to others."""
-    for port in range(21_000, 31_000, WORKERS):
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 1))
-            return port
-    raise AssertionError("no two ports are free")
 
 
 def load(two: Two, worker: int, name: str) -> None:
