@@ -75,8 +75,8 @@ _COMMANDS: Final = (
     Step("matrix", "scripts/matrix", 60, "scripts/matrix plain --requests 10"),
     Step(
         "prove",
-        "semel prove --modelless --requests 2000 --seed 1 --report build/prove",
-        5,
+        "semel prove --requests 20000 --seed 2 --report build/prove",
+        12,
         "semel prove --modelless --requests 100 --report build/prove",
     ),
     Step("faults", "scripts/faults", 25, "scripts/faults --brief"),

@@ -37,7 +37,7 @@ def model(tiny: Folder) -> Path:
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with rehearsing(model, tmp_path_factory.mktemp("served")) as served:
+    with rehearsing(model, tmp_path_factory.mktemp("served"), rate=10) as served:
         yield served
 
 
@@ -100,7 +100,7 @@ from semel.batch.settings import BatchSettings
 from semel.cli.batch import run
 path, model = map(Path, sys.argv[1:])
 settings = BatchSettings(path, path.with_suffix(".out"), str(model))
-sys.exit(run(settings, ["--rate=200", "--preprocessing-processes=1"], serve=("testing", "serve")))
+sys.exit(run(settings, ["--rate=20", "--preprocessing-processes=1"], serve=("testing", "serve")))
 """
 
 

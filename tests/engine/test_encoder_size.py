@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,8 @@ def test_a_cache_smaller_than_vllms_is_refused_and_never_made(
 
     with pytest.raises(ConfigError, match=r"--encoder-cache-embeddings 4,095 is less than the 4,096 .*lower --max"):
         config(tiny, OF_VLLM - 1)
-    manager = EncoderCache.create_manager(cache_size=16_384, vllm_config=config(tiny, OF_VLLM))
+    with caplog.at_level(logging.WARNING, "semel"):
+        manager = EncoderCache.create_manager(cache_size=16_384, vllm_config=config(tiny, OF_VLLM))
     assert manager.cache_size == 16_384
     assert "16384 embeddings, not 4096" in caplog.text
 

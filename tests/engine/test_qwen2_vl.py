@@ -183,12 +183,15 @@ async def test_an_answer_in_strides_is_the_same_as_token_by_token(
         return sizes, said
 
     sizes, whole = await answer(stream_interval=16)
-    single, expected = await answer()
-    assert whole == expected
-    for strides, steps in zip(sizes, single, strict=True):
-        assert sum(strides) == sum(steps)
-        assert len(strides) <= 2 + sum(steps) // 16
-        assert len(steps) > 2 * len(strides) or not steps, "a late reader gets several tokens at once, but not so many"
+    for strides in sizes:
+        assert len(strides) <= 2 + sum(strides) // 16
+    for _ in range(3):  # a late reader gets several tokens at once, but not so many
+        single, expected = await answer()
+        assert whole == expected
+        assert [sum(steps) for steps in single] == [sum(strides) for strides in sizes]
+        if all(len(steps) > 2 * len(strides) or not steps for strides, steps in zip(sizes, single, strict=True)):
+            return
+    pytest.fail(f"without the flag tokens come together too: {single} and {sizes}")
 
 
 async def test_the_engine_proves_what_semel_adds_to_it(rig: Rig) -> None:

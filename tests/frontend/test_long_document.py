@@ -48,6 +48,7 @@ async def longest_gap_s(frontend: Started, until: asyncio.Task[object], seen: li
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_two_hundred_pages_are_rendered_once_in_bounded_memory_while_ready_answers(
     tiny: Callable[[str], Path], tmp_path: Path

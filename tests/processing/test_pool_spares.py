@@ -36,6 +36,7 @@ async def spare_of(pool: Pool) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_a_process_killed_during_200_requests_costs_none_of_them_and_a_second_D3(pool: Pool) -> None:
     spare, replaced = await spare_of(pool), pool.replaced
     room = asyncio.Semaphore(16)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 START_S = 240.0
 STREAMS = 24
 RENDERS = 6
-RATE = 10
+RATE = 5
 TOKENS = 40
 DRAIN_S = "90"
 HURRY_S = 20.0
@@ -54,15 +54,16 @@ def started(home: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
         if process.poll() is None:
             family += family[0].children(recursive=True)
             for one in family:
-                one.kill()
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
         process.wait(10)
 
 
 @contextmanager
-def rehearsing(model: Path, home: Path, drain_s: str = DRAIN_S) -> Iterator[Served]:
+def rehearsing(model: Path, home: Path, drain_s: str = DRAIN_S, rate: int = RATE) -> Iterator[Served]:
     """`semel testing serve`, ready."""
     port = free_port()
-    flags = ("--port", str(port), "--rate", str(RATE), "--drain-s", drain_s, "--preprocessing-processes", "1")
+    flags = ("--port", str(port), "--rate", str(rate), "--drain-s", drain_s, "--preprocessing-processes", "1")
     with started(home, "testing", "serve", str(model), *flags) as process:
         served = Served(process, f"http://127.0.0.1:{port}", home, home / "testing.log", 0.0)
         until_ready(served)

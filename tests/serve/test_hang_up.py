@@ -129,7 +129,7 @@ def test_a_frontend_and_a_worker_drain_on_a_hang_up(tiny: Folder, tmp_path: Path
         def hang_up() -> None:
             for process in (worker, frontend):
                 process.send_signal(signal.SIGHUP)
-            until(lambda: operator.get("/ready").status_code == 503, 3)  # the stream has four seconds
+            until(lambda: operator.get("/ready").status_code == 503, 6)  # the stream has eight seconds
 
         assert asyncio.run(asyncio.wait_for(during_stream(served, hang_up), 240)) == list(range(TOKENS))
         assert (worker.wait(60), frontend.wait(60)) == (0, 0)

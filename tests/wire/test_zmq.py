@@ -240,7 +240,7 @@ def worker_in_a_thread(address: str, deadlines: Deadlines) -> Iterator[asyncio.A
 
 
 BUSY_S = 1.5
-FIRM = Deadlines(handshake_s=1.0, heartbeat_s=0.1, connection_s=0.6, silence_s=30.0)
+FIRM = Deadlines(handshake_s=1.0, heartbeat_s=0.1, connection_s=1.2, silence_s=30.0)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def served_frontend(at: Places) -> Flags:
         "allowed-media-networks": "127.0.0.0/8",
         "allowed-local-media-path": at.home / "media",
         "max-media-bytes": 400_000,
-        "media-timeout-s": 1.5,
+        "media-timeout-s": 4.5,
         "media-cache-gb": 0,
         "media-store": at.home / "store",
         "media-store-gb": 0.05,

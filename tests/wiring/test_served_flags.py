@@ -286,7 +286,7 @@ def test_media_come_from_no_other_host_and_the_log_has_no_query_of_a_url(fleet: 
 
 def test_a_host_that_does_not_answer_is_given_up(fleet: Fleet) -> None:
     _, why = fleet.refusal(at_url(f"http://localhost:{fleet.origin.port}/slow"))
-    assert "1.5 for all of it" in why and "(--media-timeout-s)" in why
+    assert "4.5 for all of it" in why and "(--media-timeout-s)" in why
 
 
 def test_files_of_the_folder_are_read_up_to_the_limit(fleet: Fleet) -> None:

@@ -174,7 +174,7 @@ def _prepare(shape: Shape, home: Path, images: ImageServer) -> World:
     flags = (
         *("--api-keys-file", str(home / "api-keys"), "--media-store", str(home / "media"), "--store-responses"),
         *("--allowed-media-domains", f"127.0.0.1:{port}", "--allow-media-http"),
-        *("--allowed-media-networks", "127.0.0.0/8", "--drain-delay-s", "1"),
+        *("--allowed-media-networks", "127.0.0.0/8", "--drain-delay-s", "3"),
         *(("--media-cache-gb", _MEDIA_CACHE_GB) if shape.is_tiny else ()),
     )
     fleet = Fleet(
