@@ -342,7 +342,8 @@ class StreamedAnswer:
     async def begin(self) -> None:
         """Wait for the first output, which is still the next one to be read. Closes the answer if there is none."""
         try:
-            self._stream.put_back(await self._first())
+            output = await self._first()
+            self._stream.put_back(output)  # that of the worker which answers, perhaps not the first one
         except BaseException:
             await self.close()
             raise
