@@ -57,9 +57,11 @@ class GrammarProcess:
         with theirs:
             try:
                 process = await start_program(_MODULE, [theirs.fileno()], ())
-            except OSError as error:
+            except BaseException as error:  # also if the worker ends meanwhile
                 ours.close()
-                raise NotReady(_LOST) from error
+                if isinstance(error, OSError):
+                    raise NotReady(_LOST) from error
+                raise
         reader, writer = await asyncio.open_connection(sock=ours)
         started = cls(process, reader, writer, setup)
         try:
