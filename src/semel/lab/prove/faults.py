@@ -39,6 +39,9 @@ _SHORT_S: Final = (0.5, 3.0)
 _LONG_S: Final = (1.0, 6.0)
 _ENGINE: Final = "EngineCore"
 _LEASE_BYTES: Final = 64
+_MESSAGE_CHARS: Final = 4_000
+"""Room for the end of a log."""
+
 _FORK_SERVER: Final = "fork_server_child"
 
 
@@ -100,7 +103,7 @@ class Faults:
             if fault.group in ("worker", "frontend", "keys"):
                 await self._world.until_whole()
         except (AssertionError, OSError, TimeoutError, subprocess.SubprocessError) as error:
-            self.failures.append(f"after {fault.name} the fleet was not whole again: {error!r}"[:500])
+            self.failures.append(f"after {fault.name} the fleet was not whole again: {error!r}"[:_MESSAGE_CHARS])
 
     def _possible(self) -> list[_Fault]:
         world, shape = self._world, self._world.shape

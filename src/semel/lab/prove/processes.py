@@ -49,10 +49,12 @@ __all__ = [
 ENGINE_START_S: Final = 600.0
 FRONTEND_START_S: Final = 300.0
 _END_S: Final = 30.0
+_ABORT_S: Final = 1.0
 _METRICS_S: Final = 30.0
 _POLL_S: Final = 0.05
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "HF_HUB_OFFLINE": "1",
+    "PYTHONFAULTHANDLER": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -150,18 +152,21 @@ class Node:
     def until_ended(self, family: Iterable[int]) -> None:
         """Wait for one that was asked to end, once: asked again it would end at once, and leave its sockets behind.
 
-        Whoever does not end is killed, and that is a failure.
+        Whoever does not end says in its log where its threads are and is killed, and that is a failure.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S)
         deadline = time.monotonic() + _END_S
         while (alive := _alive(family)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        words = [" ".join(words_of(pid)[:4]) for pid in alive]
+        for number in (signal.SIGABRT, signal.SIGKILL) if alive else ():
+            for pid in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(_ABORT_S)
         self.process.wait(_END_S)
-        assert not alive, f"{self.name} did not end within {_END_S:g} s: {self.tail()}"
+        assert not alive, f"{self.name} did not end within {_END_S:g} s, there are {words}: {self.tail()}"
 
 
 @dataclass
