@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from semel import aio
 from semel.engine.vllm.requests import item_builder
 from semel.engine.vllm.requests.item_builder import ItemBuilder
 
-Build = Callable[[ItemBuilder, deque[Any], dict[Any, Any]], None]
 LONGER_THAN_A_TURN_S = 0.008
 
 
@@ -26,11 +27,8 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Iterator[ItemBuilder]:
         time.sleep(LONGER_THAN_A_TURN_S)
         return feature
 
-    def nothing(*_: object) -> Iterator[None]:
-        yield
-
     monkeypatch.setattr(item_builder, "check_prompt", lambda *_: None)
-    monkeypatch.setattr(item_builder, "check_shapes", nothing)
+    monkeypatch.setattr(item_builder, "check_shapes", lambda *_: (None for _ in range(1)))
     monkeypatch.setattr(item_builder, "new_features", lambda submission: submission.features)
     monkeypatch.setattr(item_builder, "build_item", build_item)
     monkeypatch.setattr(item_builder, "engine_input", lambda _, items: list(items))
@@ -57,15 +55,20 @@ async def built(builder: ItemBuilder, *sizes: int) -> list[int]:
     return done
 
 
-async def test_single_items_keep_their_order_and_pass_by_many(builder: ItemBuilder) -> None:
+async def test_single_items_keep_their_order_and_pass_by_many(
+    builder: ItemBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert await built(builder, *[1] * 12) == list(range(12))
     assert await built(builder, 9, 1, 1) == [1, 2, 0]
+    monkeypatch.setattr(item_builder, "build_item", lambda *_: "feature")
+    monkeypatch.setattr(aio, "time", SimpleNamespace(monotonic=Random(1).random))  # of a late machine
+    assert await built(builder, *[1] * 64) == list(range(64))
 
 
 async def test_mutant_a_turn_more_for_every_long_one_lets_a_later_one_pass(
     builder: ItemBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some: Build = ItemBuilder._build_some
+    some = ItemBuilder._build_some
     turns: dict[int, int] = {}
 
     def again(self: ItemBuilder, features: deque[Any], items: dict[Any, Any]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from semel.aio import in_slices
+from semel.aio import at_once, in_slices
 from semel.core import Contract, Digest, Feature, Submission
 from semel.engine.vllm.model.model import VllmModel
 from semel.engine.vllm.requests.inputs import build_item, check_prompt, check_shapes, engine_input, new_features
@@ -65,7 +65,11 @@ class ItemBuilder:
             features = deque(new_features(submission).items())
             while features:
                 await self._in_thread(partial(self._build_some, features, items), self._thread)
-        await in_slices(check_shapes(submission, items, self._model))
+        shapes = check_shapes(submission, items, self._model)
+        if len(submission.prompt.items) <= FEW_ITEMS:
+            at_once(shapes)  # a pause, however short, would let a later submission pass
+        else:
+            await in_slices(shapes)
         make = partial(engine_input, submission, items)
         return BuiltInput(await self.run(make, len(submission.prompt.items)), items)
 
