@@ -75,10 +75,7 @@ def same_places_within_newlines(ours: Rendering, bare: Rendering) -> None:
 async def compare_renderings(
     rig: Rig, chats: Sequence[Question], compare_places: Callable[[Rendering, Rendering], None] = same_places
 ) -> int:
-    """Assert that every chat is rendered alike: tokens, places, masks, and every bit of every tensor.
-
-    Returns how many items were compared.
-    """
+    """Assert that chats are rendered alike: tokens, places, masks, all bits of tensors. Returns the count of items."""
     compared = 0
     for chat in chats:
         assert not isinstance(chat, Clip), "vLLM renders no clip apart from its answer"
@@ -105,13 +102,13 @@ def same_items(ours: Rendering, bare: Rendering) -> int:
 
 
 def _same(mine: Any, its: Any) -> bool:
-    """Whether two values of a field are the same bit by bit: a tensor, a number, or a list of either."""
+    """Whether two values of a field are the same bit by bit: a tensor, a number, or several (a list to an engine)."""
     import torch
 
     if isinstance(its, torch.Tensor):
         return isinstance(mine, torch.Tensor) and mine.dtype == its.dtype and torch.equal(mine, its)
     if isinstance(its, list | tuple):
-        return type(mine) is type(its) and len(mine) == len(its) and all(map(_same, mine, its))
+        return isinstance(mine, list | tuple) and len(mine) == len(its) and all(map(_same, mine, its))
     return type(mine) is type(its) and bool(mine == its)
 
 

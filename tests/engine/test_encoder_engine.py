@@ -103,6 +103,7 @@ PREEMPTING = ["cache, preempting", "planning, preempting"]
 """In CI two configurations of `tools/engine/matrix.py` plan and preempt, without a tier."""
 
 NIGHTLY = [
+    "stock, again",
     "cache",
     "cache, tier",
     "planning",
