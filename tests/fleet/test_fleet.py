@@ -223,6 +223,7 @@ async def test_with_all_caching_off_everything_is_answered_and_no_counter_moves_
     """The worker takes the place of the one that was killed, whose socket still lies there."""
     for node in fleet.running_frontends:
         await asyncio.to_thread(node.end)
+    await asyncio.to_thread(fleet.workers[1].kill)  # if the test before has not run
     worker = fleet.begin_worker(cache_gb=0, address=fleet.workers[1].address)
     await asyncio.to_thread(fleet.until_up)
     frontend = fleet.begin_frontend([worker.address], cache_gb=0)
