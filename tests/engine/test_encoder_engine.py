@@ -103,7 +103,7 @@ PREEMPTING = ["cache, preempting", "planning, preempting"]
 """In CI two configurations of `tools/engine/matrix.py` plan and preempt, without a tier."""
 
 NIGHTLY = [
-    "stock, again",
+    "stock, again",  # the answers that the others are held against
     "cache",
     "cache, tier",
     "planning",
